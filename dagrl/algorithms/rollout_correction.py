@@ -168,8 +168,10 @@ def correct(
             # If all weights are 0, they stay 0.
             importance = replace(importance, weight=importance.weight * (count / total if total else 1.0))
     by_criterion = {
-        each.criterion: rejected(trainer, rollout, rows, criterion=each.criterion, upper=each.upper, lower=each.lower)
-        for each in spec.rejections
+        rejection.criterion: rejected(
+            trainer, rollout, rows, criterion=rejection.criterion, upper=rejection.upper, lower=rejection.lower
+        )
+        for rejection in spec.rejections
     }
     out = torch.stack([*by_criterion.values()]).any(0) if by_criterion else None
     if spec.rollout_token_veto_threshold is not None:

@@ -70,7 +70,7 @@ def token_rewards(
     `placed` and `charges`. Raises ValueError if a reward is not finite.
     """
     values = np.zeros(len(mask.values)) if placed is None else placed.values.astype(np.float64)
-    wrong = [each for each in (rewards, values) if not np.isfinite(each).all()]
+    wrong = [numbers for numbers in (rewards, values) if not np.isfinite(numbers).all()]
     if wrong:
         raise ValueError(f"a reward is {wrong[0][~np.isfinite(wrong[0])][0]}; rewards must be finite numbers")
     row = np.repeat(np.arange(len(mask)), mask.lengths)

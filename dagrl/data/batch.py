@@ -186,7 +186,7 @@ def _entries(parts: Sequence[Column], indices: np.ndarray) -> Column:
     counts = [0 if part.offsets is None else len(part.offsets) - 1 for part in parts]
     firsts = np.cumsum([0, *counts[:-1]])
     own = [np.arange(len(part)) if part.index is None else part.index for part in parts]
-    entries = np.concatenate([first + each for first, each in zip(firsts, own, strict=True)])
+    entries = np.concatenate([first + rows for first, rows in zip(firsts, own, strict=True)])
     needed, index = np.unique(entries[indices], return_inverse=True)
     gathered = Column.gather([Column(part.values, part.offsets) for part in parts], needed)
     return Column(gathered.values, gathered.offsets, index.astype(np.int64))
@@ -207,7 +207,7 @@ def _in_slices(parts: Sequence[Column], indices: np.ndarray) -> Column:
     """Gather rows of several columns in slices, one per run of consecutive rows of a column."""
     ragged = _are_ragged(parts)
     offsets = np.concatenate([np.arange(len(part) + 1) if part.offsets is None else part.offsets for part in parts])
-    part = np.repeat(np.arange(len(parts)), [len(each) for each in parts])[indices]
+    part = np.repeat(np.arange(len(parts)), [len(piece) for piece in parts])[indices]
     # Each part has one more offset than rows.
     begins, ends = offsets[indices + part], offsets[indices + part + 1]
     is_first, is_last = np.ones((2, len(indices)), dtype=np.bool_)

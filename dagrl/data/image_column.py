@@ -42,10 +42,10 @@ class ImageColumn:
 
     def _of_rows(self, rows: list[int]) -> list[list[Any]]:
         found = self._source.values(rows, [self._name])[self._name]
-        for row, each in zip(rows, found, strict=True):
-            if not isinstance(each, list | None):
+        for row, images in zip(rows, found, strict=True):
+            if not isinstance(images, list | None):
                 raise ValueError(f"{self._source.place(row)} has a value of `{self._name}` that is no list of images")
-        return [each or [] for each in found]
+        return [images or [] for images in found]
 
     def sizes(self, row: int) -> np.ndarray:
         """Height and width of the row's resized images, int32 [images, 2]. Raises ValueError for a wrong one."""
@@ -63,13 +63,13 @@ class ImageColumn:
         stored = self._of_rows(rows)
         folders = [self._source.folder(row) for row in rows]
         pixels = [
-            [resized(open_image(each, folder), self.settings) for each in of_row]
+            [resized(open_image(image, folder), self.settings) for image in of_row]
             for folder, of_row in zip(folders, stored, strict=True)
         ]
         return {
             **image_columns(pixels),
-            "image_names": Column.text([json.dumps([image_name(each) for each in of_row]) for of_row in stored]),
-            "image_thumbnails": Column.text([json.dumps([thumbnail(each) for each in of_row]) for of_row in pixels]),
+            "image_names": Column.text([json.dumps([image_name(image) for image in of_row]) for of_row in stored]),
+            "image_thumbnails": Column.text([json.dumps([thumbnail(image) for image in of_row]) for of_row in pixels]),
         }
 
 

@@ -117,7 +117,7 @@ def file_stats(
     stats = FileStats(source, prompts, answers)
     for rows, texts, found in _texts(source, prompts, answers, stats.sources):
         stats.prompt_lengths[rows.start : rows.stop] = length(texts)
-        stats.answer_lengths[rows.start : rows.stop] = [len(each) for each in found]
+        stats.answer_lengths[rows.start : rows.stop] = [len(text) for text in found]
         for row, text, answer in zip(rows, texts, found, strict=True):
             stats.prompts[row], stats.answers[row] = _hash(normalised(text)), _hash(answer.strip())
             if not text.strip():
@@ -132,14 +132,14 @@ def file_stats(
 
 def overlap(training: Sequence[FileStats], validation: FileStats) -> Overlap:
     """The prompts that a validation file shares with the training files, each of which is read once more."""
-    known = np.unique(np.concatenate([each.prompts for each in training]))
+    known = np.unique(np.concatenate([file.prompts for file in training]))
     filled = np.setdiff1d(np.arange(len(validation.prompts)), validation.empty)
     same = filled[np.isin(validation.prompts[filled], known)]
     grams, rows = _grams_of(validation)
     distinct, inverse = np.unique(grams, return_inverse=True)
     shared = np.zeros(len(distinct), dtype=bool)
-    for each in training:
-        for _, texts, _ in _texts(each.source, each.prompt_key, None):
+    for file in training:
+        for _, texts, _ in _texts(file.source, file.prompt_key, None):
             found = np.concatenate([np.zeros(0, np.uint64), *(_grams(text) for text in texts)])
             places = np.minimum(np.searchsorted(distinct, found), max(len(distinct) - 1, 0))
             if len(distinct):
@@ -187,8 +187,10 @@ def _texts(
 def _text_of(prompt: object) -> str:
     if not isinstance(prompt, list):
         return prompt if isinstance(prompt, str) else ""
-    contents = [each.get("content") for each in prompt if each and each.get("role") not in ("system", "developer")]
-    return "\n".join(each if isinstance(each, str) else _of_parts(each) for each in contents if each)
+    contents = [
+        message.get("content") for message in prompt if message and message.get("role") not in ("system", "developer")
+    ]
+    return "\n".join(content if isinstance(content, str) else _of_parts(content) for content in contents if content)
 
 
 def _of_parts(content: object) -> str:

@@ -132,7 +132,9 @@ class PromptTable:
             return None
         try:
             sizes = self._images.sizes(row)
-            check_markers(sum(str((each or {}).get("content")).count(MARKER) for each in as_chat(prompt)), len(sizes))
+            check_markers(
+                sum(str((message or {}).get("content")).count(MARKER) for message in as_chat(prompt)), len(sizes)
+            )
         except ValueError as error:
             raise ValueError(f"{self.place(row)}: {error}") from error
         return sizes

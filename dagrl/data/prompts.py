@@ -125,11 +125,11 @@ class PromptLoader:
         pieces = [self._read(some) for some in batched(rows, _HELD_ROWS)] or [self._read(())]
         if len(pieces) == 1:
             return pieces[0]
-        whole = Batch.concat([Batch(np.arange(len(each.rows)), each.columns) for each in pieces])
+        whole = Batch.concat([Batch(np.arange(len(piece.rows)), piece.columns) for piece in pieces])
         dropped, cut = (
-            tuple(chain.from_iterable(each)) for each in zip(*((p.dropped, p.cut) for p in pieces), strict=True)
+            tuple(chain.from_iterable(rows)) for rows in zip(*((p.dropped, p.cut) for p in pieces), strict=True)
         )
-        return PromptSlice(dict(whole.columns), np.concatenate([each.rows for each in pieces]), dropped, cut)
+        return PromptSlice(dict(whole.columns), np.concatenate([piece.rows for piece in pieces]), dropped, cut)
 
     def _read(self, rows: Sequence[int]) -> PromptSlice:
         self._table.hold(rows)
@@ -138,18 +138,20 @@ class PromptLoader:
         dropped, cut = list[int](), list[int]()
         for row in rows:
             whole = [self._table.prompt(row), *self._table.responses(row)]
-            pieces = [limit.fit(each, self._table.place(row)) for limit, each in zip(self._limits, whole, strict=True)]
+            pieces = [
+                limit.fit(uncut, self._table.place(row)) for limit, uncut in zip(self._limits, whole, strict=True)
+            ]
             fitting = [piece for piece in pieces if piece is not None]
             if len(fitting) < len(whole):
                 dropped.append(row)
-                self._passed_over[row] = [len(each) for each in whole]
+                self._passed_over[row] = [len(uncut) for uncut in whole]
                 continue
-            if any(len(piece) < len(each) for piece, each in zip(fitting, whole, strict=True)):
+            if any(len(piece) < len(uncut) for piece, uncut in zip(fitting, whole, strict=True)):
                 cut.append(row)
             kept.append(row)
             tokens.append(fitting)
         self._check_some_fit()
-        columns = {name: Column.ragged([each[place] for each in tokens], "int64") for place, name in self._names()}
+        columns = {name: Column.ragged([pieces[place] for pieces in tokens], "int64") for place, name in self._names()}
         columns |= self._table.texts(kept) | self._table.images(kept)
         return PromptSlice(columns, np.array(kept, dtype=np.int64), tuple(dropped), tuple(cut))
 
@@ -217,21 +219,21 @@ class ReadAhead:
         Raises ValueError as `PromptLoader.read` does.
         """
         self._end_background()
-        known = {each for read in self._read for each in (*read.ids, *read.dropped)}
-        if missing := [each for each in dict.fromkeys(ids) if each not in known]:
+        known = {prompt for read in self._read for prompt in (*read.ids, *read.dropped)}
+        if missing := [prompt for prompt in dict.fromkeys(ids) if prompt not in known]:
             self._read.append(self._load(missing))
         wanted = set(ids)
-        dropped = tuple(each for read in self._read for each in read.dropped if each in wanted)
+        dropped = tuple(prompt for read in self._read for prompt in read.dropped if prompt in wanted)
         if dropped:
             return ReadPrompts((), self._read[0].batch, dropped)
         read, self._read = self._read, []
-        places = {each: place for place, each in enumerate(each for piece in read for each in piece.ids)}
+        places = {prompt: place for place, prompt in enumerate(prompt for piece in read for prompt in piece.ids)}
         table = Batch.concat([Batch(np.arange(len(piece.ids)), piece.batch.columns) for piece in read])
-        batch = Batch(np.arange(len(table)), table.columns).take(np.array([places[each] for each in ids], np.int64))
-        cut = {each for piece in read for each in piece.cut}
+        batch = Batch(np.arange(len(table)), table.columns).take(np.array([places[prompt] for prompt in ids], np.int64))
+        cut = {prompt for piece in read for prompt in piece.cut}
         if ahead:
             self._ahead = self._thread.submit(self._load, list(dict.fromkeys(ahead)))
-        return ReadPrompts(tuple(ids), batch, cut=tuple(each for each in ids if each in cut))
+        return ReadPrompts(tuple(ids), batch, cut=tuple(prompt for prompt in ids if prompt in cut))
 
     def _end_background(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -245,7 +247,7 @@ class ReadAhead:
         pieces, kept, dropped, cut = list[Batch](), list[int](), list[int](), list[int]()
         for source, mine in groupby(sorted(ids, key=source_of), key=source_of):
             name = self._sources[source]
-            read = self._loader_of(name).read([row_of(each) for each in mine])
+            read = self._loader_of(name).read([row_of(prompt) for prompt in mine])
             names = Column.text([name] * len(read.rows))
             pieces.append(Batch(np.arange(len(names)), {**read.columns, "data_set": names}))
             kept += [prompt_id(source, row) for row in read.rows.tolist()]

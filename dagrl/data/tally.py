@@ -25,7 +25,7 @@ def tally(values: Mapping[str, torch.Tensor], counted: torch.Tensor) -> dict[str
         return {}
     # One more value, not counted, so that the reduction also works for N = 0.
     inside = torch.nn.functional.pad(counted, (0, 1))
-    table = torch.nn.functional.pad(torch.stack([each.detach().double() for each in values.values()]), (0, 1))
+    table = torch.nn.functional.pad(torch.stack([value.detach().double() for value in values.values()]), (0, 1))
     filled = torch.where(inside, table, 0.0)
     count = inside.sum().double().expand(len(table))
     low = torch.where(inside, table, torch.inf).amin(1)
@@ -50,8 +50,8 @@ def tally_mean(values: torch.Tensor, weight: torch.Tensor, parts: torch.Tensor |
 
 def read_tallies(parts: Sequence[Tallies]) -> dict[str, Stat]:
     """Statistics of all parts together, which may have different names; waits for the device."""
-    listed = [(name, each) for part in parts for name, each in part.items()]
+    listed = [(name, row) for part in parts for name, row in part.items()]
     if not listed:
         return {}
-    rows = torch.stack([each for _, each in listed]).tolist()
+    rows = torch.stack([row for _, row in listed]).tolist()
     return merge({name: Stat(*row)} for (name, _), row in zip(listed, rows, strict=True))

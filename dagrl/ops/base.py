@@ -153,7 +153,11 @@ class Context:
     def paused(self) -> dict[int, tuple[int, int]]:
         """Group -> step and group of conversations that this worker has paused."""
         begun = self.work.begun if isinstance(self.work, RolloutWork) else {}
-        return {group: (each.step, each.group) for group, each in begun.items() if isinstance(each, PausedGroup)}
+        return {
+            group: (begun_group.step, begun_group.group)
+            for group, begun_group in begun.items()
+            if isinstance(begun_group, PausedGroup)
+        }
 
     # Validation has checked that the engine has the op's capability.
 

@@ -42,7 +42,7 @@ def buffer(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     groups = _groups(part.batch, names, node, context)
     new = admitted([entry for entry, _ in groups], node)
     used = {(entry.step, entry.group) for entry in returned}
-    aged = [each._replace(uses=each.uses + ((each.step, each.group) in used)) for each in before]
+    aged = [entry._replace(uses=entry.uses + ((entry.step, entry.group) in used)) for entry in before]
     after = kept([*aged, *new], node, step=context.step)
     files.write(context.step, groups, after)
     files.sweep(_needed_steps(context), context.step)

@@ -44,7 +44,7 @@ def _kept_of_sources(groups: Sequence[Batch], passed: Sequence[bool], context: C
     kept: dict[str, list[bool]] = {}
     for group, passes in zip(groups, passed, strict=True) if prefixes else ():
         kept.setdefault(group["data_set"].strings()[0], []).append(passes)
-    return {f"{prefixes[name]}kept_fraction": Stat.of(each) for name, each in kept.items() if name in prefixes}
+    return {f"{prefixes[name]}kept_fraction": Stat.of(passed) for name, passed in kept.items() if name in prefixes}
 
 
 def passes_bounds(values: np.ndarray, *, lower: float | None, upper: float | None, min_std: float | None) -> bool:

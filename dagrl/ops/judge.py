@@ -111,8 +111,8 @@ def _over_endpoint(
     pool = ThreadPoolExecutor(node.concurrency, thread_name_prefix="judge")
     asked: list[list[Future[EndpointReply]]] = [
         [
-            pool.submit(endpoint.ask, for_endpoint(_messages(node, each, images)), node.sampling, node.extra_body)
-            for each, images in zip(texts, _images(part, node), strict=True)
+            pool.submit(endpoint.ask, for_endpoint(_messages(node, text, images)), node.sampling, node.extra_body)
+            for text, images in zip(texts, _images(part, node), strict=True)
         ]
         for part, texts in zip(parts, judged, strict=True)
     ]
@@ -137,9 +137,9 @@ def _on_engine(
     places, requests = [], []
     for index, (part, texts) in enumerate(zip(parts, judged, strict=True)):
         questions.append([])
-        for place, (each, images) in enumerate(zip(texts, _images(part, node), strict=True)):
+        for place, (text, images) in enumerate(zip(texts, _images(part, node), strict=True)):
             images = fitted(images, settings) if settings else images
-            tokens = _tokens(tokenizer, _messages(node, each, images), node, images, settings)
+            tokens = _tokens(tokenizer, _messages(node, text, images), node, images, settings)
             questions[-1].append(tokens)
             if len(tokens) <= node.max_prompt_tokens:
                 places.append((index, place))

@@ -83,7 +83,7 @@ def _over_endpoint(batches: Sequence[Batch], node: LogprobNode, context: Context
     ]
     try:
         for batch, futures in zip(batches, asked, strict=True):
-            scored = [_scored(each, row) for each, row in zip(futures, batch.rows.tolist(), strict=True)]
+            scored = [_scored(future, row) for future, row in zip(futures, batch.rows.tolist(), strict=True)]
             yield {"logprob": Column.ragged(scored, "float32")}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -128,7 +128,7 @@ def selected_rows(node: LogprobNode, batch: Batch, context: Context) -> np.ndarr
         of_rows = seen[name]
         if len(of_rows) and np.ndim(of_rows[0]):
             raise ValueError(f"`rows` selects by one value a row, and `{name}` has several; name another column")
-        chosen &= np.array([each in values for each in of_rows], dtype=bool)
+        chosen &= np.array([value in values for value in of_rows], dtype=bool)
     return np.flatnonzero(chosen)
 
 

@@ -66,8 +66,8 @@ def _validation_prompts(context: Context) -> ReadPrompts:
     sets = context.pipeline.data.val_sets
     assert sets, "validation without data.val"
     tables, dropped, cut = [], 0, 0
-    for name, each in sets.items():
-        read = _loader(name, each, context).one_epoch()
+    for name, spec in sets.items():
+        read = _loader(name, spec, context).one_epoch()
         names = Column.text([name] * len(read.rows))
         tables.append(Batch(np.arange(len(names)), {**read.columns, "data_set": names}))
         dropped, cut = dropped + len(read.dropped), cut + len(read.cut)

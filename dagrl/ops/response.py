@@ -163,11 +163,15 @@ def counts_of(responses: Sequence[Response]) -> dict[str, np.ndarray]:
     ``retried``, those of failed attempts; ``agent_failed``.
     """
     counts = [
-        {"sampled": each.sampled, "begun": each.begun} if each.counts is None else each.counts for each in responses
+        {"sampled": response.sampled, "begun": response.begun} if response.counts is None else response.counts
+        for response in responses
     ]
-    names = dict.fromkeys(name for each in counts for name in each)
-    table = {name: [each.get(name, 0) for each in counts] for name in names}
-    table |= {"outdated": [each.outdated for each in responses], "masked": [each.masked for each in responses]}
+    names = dict.fromkeys(name for count in counts for name in count)
+    table = {name: [count.get(name, 0) for count in counts] for name in names}
+    table |= {
+        "outdated": [response.outdated for response in responses],
+        "masked": [response.masked for response in responses],
+    }
     return {name: np.array(values, dtype=np.int64) for name, values in table.items()}
 
 
@@ -179,38 +183,38 @@ def _known(logprobs: np.ndarray) -> np.ndarray:
 def columns_of(responses: Sequence[Response], *, by_token: bool = False) -> dict[str, Column]:
     """Columns that every rollout writes; with `by_token`, also the version of each token."""
     columns = {
-        "response_tokens": Column.ragged([each.tokens for each in responses], "int64"),
-        "response_mask": Column.ragged([each.mask for each in responses], "float32"),
-        "rollout_logprob": Column.ragged([each.logprobs for each in responses], "float32"),
-        "policy_version": Column(np.array([each.version for each in responses], dtype=np.int64)),
-        "finish_reason": Column.text([each.finish_reason for each in responses]),
+        "response_tokens": Column.ragged([response.tokens for response in responses], "int64"),
+        "response_mask": Column.ragged([response.mask for response in responses], "float32"),
+        "rollout_logprob": Column.ragged([response.logprobs for response in responses], "float32"),
+        "policy_version": Column(np.array([response.version for response in responses], dtype=np.int64)),
+        "finish_reason": Column.text([response.finish_reason for response in responses]),
     }
     if by_token:
-        columns["token_version"] = Column.ragged([each.versions for each in responses], "int32")
-    routes = [each.routed_experts for each in responses]
-    known = next((each for each in routes if each is not None), None)
+        columns["token_version"] = Column.ragged([response.versions for response in responses], "int32")
+    routes = [response.routed_experts for response in responses]
+    known = next((route for route in routes if route is not None), None)
     if known is not None:
-        columns["routed_experts"] = Column.ragged([known[:0] if each is None else each for each in routes], "int16")
+        columns["routed_experts"] = Column.ragged([known[:0] if route is None else route for route in routes], "int16")
     return columns
 
 
 def turn_columns_of(responses: Sequence[Response], *, rewarded: bool) -> dict[str, Column]:
     """Columns that only a multi-turn rollout writes; `rewarded` adds those of turn rewards."""
     columns = {
-        "turns": Column(np.array([len(each.turns) for each in responses], dtype=np.int64)),
-        "token_turn": Column.ragged([each.token_turns() for each in responses], "int16"),
+        "turns": Column(np.array([len(response.turns) for response in responses], dtype=np.int64)),
+        "token_turn": Column.ragged([response.token_turns() for response in responses], "int16"),
     }
     if rewarded:
-        columns["token_reward"] = Column.ragged([each.token_rewards() for each in responses], "float32")
+        columns["token_reward"] = Column.ragged([response.token_rewards() for response in responses], "float32")
     return columns
 
 
 def image_columns_of(responses: Sequence[Response]) -> dict[str, Column]:
-    columns = image_columns([each.images for each in responses])
+    columns = image_columns([response.images for response in responses])
     return {
         "response_pixel_values": columns["pixel_values"],
         "response_image_sizes": columns["image_sizes"],
-        "response_image_starts": Column.ragged([each.image_starts for each in responses], "int32"),
+        "response_image_starts": Column.ragged([response.image_starts for response in responses], "int32"),
     }
 
 

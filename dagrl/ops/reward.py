@@ -32,7 +32,7 @@ def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         stats |= _further_stats(scores.further, node.written_as("reward"))
         columns = {"reward": Column(rewards)}
         if "reward_info" in node.contract().writes:
-            texts = [json.dumps(each) for each in scores.further for _ in range(context.sequences)]
+            texts = [json.dumps(info) for info in scores.further for _ in range(context.sequences)]
             columns["reward_info"] = Column.text(texts)
         yield Output((part.index,), part.batch.rows, columns, stats)
 
@@ -75,8 +75,8 @@ def reward_stats(node: NodeBase, rewards: np.ndarray) -> dict[str, Stat]:
 
 def _further_stats(further: Sequence[Mapping[str, float | str]], column: str) -> dict[str, Stat]:
     numbers: dict[str, list[float]] = {}
-    for each in further:
-        for name, value in each.items():
+    for info in further:
+        for name, value in info.items():
             if not isinstance(value, str):
                 numbers.setdefault(name, []).append(value)
     return {f"{column}_info/{name}": Stat.of(values) for name, values in numbers.items()}
@@ -101,10 +101,10 @@ def _samples(batch: Batch, context: Context) -> Samples:
 def _turns(batch: Batch, context: Context) -> dict[str, Any]:
     if "token_turn" not in batch:
         return {}
-    own = [[each for each in passages(batch, row) if each.turn] for row in range(len(batch))]
+    own = [[passage for passage in passages(batch, row) if passage.turn] for row in range(len(batch))]
     return {
-        "turns": [[response_text(each.tokens, context) for each in turns] for turns in own],
-        "turn_rewards": [[each.reward for each in turns] for turns in own] if "token_reward" in batch else [],
+        "turns": [[response_text(turn.tokens, context) for turn in turns] for turns in own],
+        "turn_rewards": [[turn.reward for turn in turns] for turns in own] if "token_reward" in batch else [],
     }
 
 

@@ -159,7 +159,7 @@ def _output(
     unfinished: bool = False,
 ) -> Output:
     chosen = [responses[place] for place in places]
-    sampled = sum(each.sampled for each in chosen)
+    sampled = sum(response.sampled for response in chosen)
     keeps_begun = context.keeps_unfinished
     if unfinished:
         # Tools and environments stay in this process, and so do the tokens.
@@ -168,35 +168,37 @@ def _output(
     columns, counts, stats = _columns(chosen, context), counts_of(chosen), {}
     if context.sampled_by not in (None, context.pipeline.leading_rollout):
         # `samples` reports those of the leading rollout, only for the rows that the step trains on.
-        stats["response_tokens"] = Stat.of([len(each.tokens) for each in chosen])
+        stats["response_tokens"] = Stat.of([len(response.tokens) for response in chosen])
     if keeps_begun:
-        begun = sum(each.begun for each in chosen)
+        begun = sum(response.begun for response in chosen)
         stats["rollout/begun_token_fraction"] = Stat.weighted(begun, begun + sampled)
-        stats["rollout/outdated_fraction"] = Stat.of([each.outdated for each in chosen])
+        stats["rollout/outdated_fraction"] = Stat.of([response.outdated for response in chosen])
     if context.rollout.agent is not None:
         stats |= agent_stats(chosen)
-        chosen = [each for each in chosen if agent_row(each).first]
+        chosen = [response for response in chosen if agent_row(response).first]
     if context.rollout.multi_turn:
         stats |= turn_stats(chosen, context.rollout)
     return Output((), rows[places], columns, stats, counts=counts, sampled=sampled)
 
 
 def turn_stats(responses: Sequence[Response], node: RolloutNode) -> dict[str, Stat]:
-    calls = sum(turn.calls for each in responses for turn in each.turns)
-    failed = sum(turn.failed_calls for each in responses for turn in each.turns)
-    tokens = sum(len(each.tokens) for each in responses)
+    calls = sum(turn.calls for response in responses for turn in response.turns)
+    failed = sum(turn.failed_calls for response in responses for turn in response.turns)
+    tokens = sum(len(response.tokens) for response in responses)
     stats = {
-        "turns": Stat.of([len(each.turns) for each in responses]),
-        "turns/out_of_turns_fraction": Stat.of([each.finish_reason == TURNS for each in responses]),
-        "turns/observation_token_fraction": Stat.weighted(tokens - sum(each.sampled for each in responses), tokens),
+        "turns": Stat.of([len(response.turns) for response in responses]),
+        "turns/out_of_turns_fraction": Stat.of([response.finish_reason == TURNS for response in responses]),
+        "turns/observation_token_fraction": Stat.weighted(
+            tokens - sum(response.sampled for response in responses), tokens
+        ),
     }
     if node.has_tools:
         stats["tools/calls_per_response"] = Stat.weighted(calls, len(responses))
         stats["tools/failed_fraction"] = Stat.weighted(failed, calls)
     if node.environment:
-        rewards = [sum(turn.reward for turn in each.turns) for each in responses]
+        rewards = [sum(turn.reward for turn in response.turns) for response in responses]
         stats["environment/reward"] = Stat.of(rewards)
-        stats["environment/failed_fraction"] = Stat.of([each.finish_reason == ERROR for each in responses])
+        stats["environment/failed_fraction"] = Stat.of([response.finish_reason == ERROR for response in responses])
     return stats
 
 

@@ -113,7 +113,7 @@ def _table(batch: Batch, context: Context) -> pa.Table:
     }
     if "image_names" in batch:
         table["images"] = [json.loads(names) for names in batch["image_names"].strings()]
-        table["thumbnails"] = [json.loads(each) for each in batch["image_thumbnails"].strings()]
+        table["thumbnails"] = [json.loads(text) for text in batch["image_thumbnails"].strings()]
     if "demonstration" in batch:
         table["demonstration"] = [decode(batch["demonstration"][row]) for row in rows]
     if "response_tokens" in batch:
@@ -124,7 +124,7 @@ def _table(batch: Batch, context: Context) -> pa.Table:
     if "reward_info" in batch:
         further = [json.loads(text) for text in batch["reward_info"].strings()]
         # Not texts: a column has one type in the files of all steps.
-        further = [{name: value for name, value in each.items() if not isinstance(value, str)} for each in further]
+        further = [{name: value for name, value in info.items() if not isinstance(value, str)} for info in further]
         names = dict.fromkeys(name for numbers in further for name in numbers)
         table |= {f"reward_info/{name}": [numbers.get(name) for numbers in further] for name in names}
     for name in ("is_expert", "is_replayed"):
@@ -180,11 +180,11 @@ def _turns(batch: Batch, row: int, context: Context) -> list[dict[str, Any]]:
     """A response as a list of passages; observations have neither number nor reward."""
     return [
         {
-            "turn": each.turn or None,
-            "text": response_text(each.tokens, context),
-            "reward": each.reward if each.turn and "token_reward" in batch else None,
+            "turn": passage.turn or None,
+            "text": response_text(passage.tokens, context),
+            "reward": passage.reward if passage.turn and "token_reward" in batch else None,
         }
-        for each in passages(batch, row)
+        for passage in passages(batch, row)
     ]
 
 

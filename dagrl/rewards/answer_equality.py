@@ -67,19 +67,19 @@ def region(answer: str) -> Region | None:
     built = _BUILDER.fullmatch(answer)
     text = built["of"] if built else answer
     joints = list(_JOINTS.finditer(text))
-    begins, ends = [0, *(each.end() for each in joints)], [*(each.start() for each in joints), len(text)]
+    begins, ends = [0, *(joint.end() for joint in joints)], [*(joint.start() for joint in joints), len(text)]
     found = [_region(text[begin:end].strip()) for begin, end in zip(begins, ends, strict=True)]
-    regions = [each for each in found if each is not None]
-    if len(regions) < len(found) or len({each.variable for each in regions}) > 1 or _EQUATION.fullmatch(answer):
+    regions = [one for one in found if one is not None]
+    if len(regions) < len(found) or len({one.variable for one in regions}) > 1 or _EQUATION.fullmatch(answer):
         return None
-    if not any(each[each.lastgroup or 0] in _AND for each in joints):
-        return Region(regions[0].variable, tuple(each for one in regions for each in one.sets))
+    if not any(joint[joint.lastgroup or 0] in _AND for joint in joints):
+        return Region(regions[0].variable, tuple(values for one in regions for values in one.sets))
     return _intersection(regions)
 
 
 def _region(text: str) -> Region | None:
-    signs = [_SIGNS.get(each, each) for each in _RELATIONS.findall(text)]
-    sides = [each.strip() for each in _RELATIONS.split(text)]
+    signs = [_SIGNS.get(sign, sign) for sign in _RELATIONS.findall(text)]
+    sides = [side.strip() for side in _RELATIONS.split(text)]
     places = [place for place, side in enumerate(sides) if _VARIABLE.fullmatch(side)]
     if len(places) != 1 or not all(sides):
         return None
@@ -88,7 +88,7 @@ def _region(text: str) -> Region | None:
     if signs == [r"\in"]:
         return Region(variable, (others[0],)) if place == 0 else None
     if any(
-        variable in (each if len(variable) > 1 else _COMMAND.sub("", each)) or _LIST.search(each) for each in others
+        variable in (other if len(variable) > 1 else _COMMAND.sub("", other)) or _LIST.search(other) for other in others
     ):
         return None
     if signs == ["!="]:
@@ -111,9 +111,9 @@ def _interval(bounds: dict[str, str]) -> str:
 
 def _intersection(regions: list[Region]) -> Region | None:
     """The interval between two rays; None for other regions."""
-    rays = [each.sets[0] for each in regions if len(each.sets) == 1]
-    upward = [each.removesuffix(_UPWARD) for each in rays if each.endswith(_UPWARD)]
-    downward = [each.removeprefix(_DOWNWARD) for each in rays if each.startswith(_DOWNWARD)]
+    rays = [one.sets[0] for one in regions if len(one.sets) == 1]
+    upward = [ray.removesuffix(_UPWARD) for ray in rays if ray.endswith(_UPWARD)]
+    downward = [ray.removeprefix(_DOWNWARD) for ray in rays if ray.startswith(_DOWNWARD)]
     if not len(upward) == len(downward) == 1 or len(regions) != 2:
         return None
     return Region(regions[0].variable, (f"{upward[0]},{downward[0]}",))
@@ -184,10 +184,10 @@ def _read_reference(answer: str) -> str:
     elements = [answer]
     if _QUOTED_LIST.fullmatch(answer):
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            elements = [str(each) for each in ast.literal_eval(answer.strip())]
+            elements = [str(text) for text in ast.literal_eval(answer.strip())]
     different: list[str] = []
     for element in map(_read, elements):
-        if not any(same(each, element) for each in different):
+        if not any(same(other, element) for other in different):
             different.append(element)
     return ", ".join(different)
 
@@ -239,7 +239,7 @@ def _same_regions(reference: str, said: str, ours: Region | None, theirs: Region
         return False
     values = str(ours or reference), str(theirs or said)
     # Bare numbers are elements of a set, but no interval.
-    if any(each.startswith(("(", "[")) for each in values) and not all(map(_SET.search, values)):
+    if any(value.startswith(("(", "[")) for value in values) and not all(map(_SET.search, values)):
         return False
     return same(*values)
 
@@ -268,7 +268,7 @@ def _elements(answer: str) -> tuple[str, list[str]]:
     if around not in ("", r"\{\}"):
         # A tuple with a sign of both kinds is two tuples, and no element of it is two elements.
         return ("", _signed(answer)) if _PLUS_MINUS.search(answer) else (around, list(map(unwrapped, elements)))
-    return around, [unwrapped(each) for element in elements for each in _signed(element)]
+    return around, [unwrapped(value) for element in elements for value in _signed(element)]
 
 
 def _signed(element: str) -> list[str]:
@@ -293,7 +293,7 @@ def _same_elements(around: str, elements: list[str], around_said: str, said: lis
         return False
     left = list(said)
     for element in elements:
-        equal = next((index for index, each in enumerate(left) if same(element, each)), None)
+        equal = next((index for index, other in enumerate(left) if same(element, other)), None)
         if equal is None:
             return False
         del left[equal]
@@ -319,8 +319,8 @@ def _found_by_math_verify(response: str, reference: str) -> bool:
     from math_verify import parse
     from sympy import Basic
 
-    found = [each for each in parse(_MARKS.sub(" ", response), parsing_timeout=None) if isinstance(each, Basic)]
+    formulas = parse(_MARKS.sub(" ", response), parsing_timeout=None)
     number = of_hundred(reference)
     readings = [without_unit(reference)] if number is None else [number, _hundredth(number)]
     wanted = [formula for formula in map(parsed_formula, readings) if formula is not None]
-    return any(equal(*pair) for pair in product(wanted, found))
+    return any(equal(*pair) for pair in product(wanted, formulas) if isinstance(pair[1], Basic))

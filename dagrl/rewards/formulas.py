@@ -41,7 +41,7 @@ def same_formula(reference: str, said: str) -> bool:
 
     An angle in degrees equals the one in radians, and the number of its degrees.
     """
-    degrees = [bool(_DEGREES.search(each)) for each in (reference, said)]
+    degrees = [bool(_DEGREES.search(formula)) for formula in (reference, said)]
     if any(degrees) and _same(reference, said, in_degrees=True):
         return True
     return not (all(degrees) or (any(degrees) and _TRIGONOMETRIC.search(reference + said))) and _same(reference, said)
@@ -51,7 +51,7 @@ def _same(reference: str, said: str, *, in_degrees: bool = False) -> bool:
     # A symbol equals another one only if both are assumed to be real, or none is.
     real = _is_real(reference) and _is_real(said)
     cased = _has_both_cases(reference) or _has_both_cases(said)
-    ours, theirs = (_parsed(each, real=real, cased=cased, in_degrees=in_degrees) for each in (reference, said))
+    ours, theirs = (_parsed(formula, real=real, cased=cased, in_degrees=in_degrees) for formula in (reference, said))
     return ours is not None and theirs is not None and equal(ours, theirs)
 
 
@@ -141,20 +141,20 @@ def _same_values(reference: Expr, said: Expr) -> bool | None:
     from sympy.core.function import AppliedUndef, Derivative
 
     both = _completed(reference), _completed(said)
-    symbols = {symbol for each in both for symbol in each.free_symbols}
-    if any(each.has(AppliedUndef, Derivative, Integral, Limit, Product, Sum) for each in both):
+    symbols = {symbol for formula in both for symbol in formula.free_symbols}
+    if any(formula.has(AppliedUndef, Derivative, Integral, Limit, Product, Sum) for formula in both):
         return None
-    if symbols and any(isinstance(each, Symbol) or each.has(Float) for each in both):
+    if symbols and any(isinstance(formula, Symbol) or formula.has(Float) for formula in both):
         return None
-    if any(each.has(Float) for each in both):
+    if any(formula.has(Float) for formula in both):
         return _agree(*both, {}, rounded=True)
     points = [_point(symbols, *sizes) for sizes in _POINTS] if symbols else [{}]
     for values in points:
         agree = _agree(*both, values)
         if not agree:
             return agree
-    exact = [] if symbols else [each.doit() for each in both]
-    if exact and all(isinstance(each, Rational) for each in exact):
+    exact = [] if symbols else [formula.doit() for formula in both]
+    if exact and all(isinstance(formula, Rational) for formula in exact):
         return bool(exact[0] == exact[1])
     return _agree(*both, points[0], digits=_MANY_DIGITS)
 
@@ -173,9 +173,9 @@ def _completed(formula: Expr) -> Expr:
 
     formula = formula.xreplace({symbol: I for symbol in formula.free_symbols if symbol.name == "i"})
 
-    def is_odd_root(each: Expr) -> bool:
-        odd = isinstance(each, Pow) and isinstance(each.exp, Rational) and each.exp.q > 1 and each.exp.q % 2
-        return bool(odd and each.base.is_negative)
+    def is_odd_root(power: Expr) -> bool:
+        odd = isinstance(power, Pow) and isinstance(power.exp, Rational) and power.exp.q > 1 and power.exp.q % 2
+        return bool(odd and power.base.is_negative)
 
     return formula if formula.has(I) else formula.replace(is_odd_root, _real_root)
 
@@ -205,10 +205,10 @@ def _value(formula: Expr, at: dict[object, Rational], digits: int) -> Expr | Non
     parts = formula.evalf(digits, subs=at).as_real_imag()
     if not all(map(_is_accurate, parts)):
         parts = formula.evalf(_MANY_DIGITS, subs=at).as_real_imag()
-    if not all(each.is_Number and each.is_finite for each in parts):
+    if not all(part.is_Number and part.is_finite for part in parts):
         return None
     # All digits of a value that is zero cancel.
-    real, imaginary = (each if _is_accurate(each) else Integer(0) for each in parts)
+    real, imaginary = (part if _is_accurate(part) else Integer(0) for part in parts)
     return real + I * imaginary
 
 

@@ -58,7 +58,7 @@ def _chosen(items: list[str]) -> str:
             for before, item in zip(["", *items], items, strict=False)
         )
     place = items.index(_CHOOSE)
-    above, below = ("".join(each).strip() for each in (items[:place], items[place + 1 :]))
+    above, below = ("".join(side).strip() for side in (items[:place], items[place + 1 :]))
     return rf"\binom{{{above}}}{{{below}}}"
 
 

@@ -66,8 +66,8 @@ class Adaptive:
     def observe(self, step: int, outcomes: Mapping[int, Outcome]) -> None:
         places = [self._index[row] for row in outcomes if row in self._index]
         known = [outcome for row, outcome in outcomes.items() if row in self._index]
-        self._table["rate"][places] = [_number(each.pass_rate) for each in known]
-        self._table["advantage"][places] = [_number(each.advantage) for each in known]
+        self._table["rate"][places] = [_number(outcome.pass_rate) for outcome in known]
+        self._table["advantage"][places] = [_number(outcome.advantage) for outcome in known]
         self._table["seen"][places] = step
         self._table["waiting"][places] = 0
 

@@ -107,9 +107,11 @@ def _column(source: Source, name: str) -> np.ndarray:
                 found.append(value_at({column: value}, name))
             except ValueError as error:
                 raise ValueError(f"{source.place(row)} has {error}; data.order.by needs it") from error
-    kinds = {str if isinstance(each, str) else float if isinstance(each, int | float) else None for each in found}
+    kinds = {str if isinstance(value, str) else float if isinstance(value, int | float) else None for value in found}
     if len(kinds) > 1 or None in kinds:
-        wrong = next(row for row, each in enumerate(found) if not isinstance(each, int | float | str) or len(kinds) > 1)
+        wrong = next(
+            row for row, value in enumerate(found) if not isinstance(value, int | float | str) or len(kinds) > 1
+        )
         message = (
             f"{source.place(wrong)}: data.order.by needs numbers, or texts, in `{name}`; got {found[wrong]!r:.100}"
         )

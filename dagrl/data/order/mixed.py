@@ -181,10 +181,10 @@ class MixedSources:
 
     def observe(self, step: int, outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> None:
         of_source: list[dict[int, Outcome]] = [{} for _ in self._orders]
-        for each in outcomes:
-            source = source_of(each.prompt)
-            of_source[source][row_of(each.prompt)] = each
-            self._mixture.observe(source, each.tokens, self._stages.current)
+        for outcome in outcomes:
+            source = source_of(outcome.prompt)
+            of_source[source][row_of(outcome.prompt)] = outcome
+            self._mixture.observe(source, outcome.tokens, self._stages.current)
         for order, mine in zip(self._orders, of_source, strict=True):
             order.observe(step, mine)
         self._stages.observe(step, metrics)

@@ -78,14 +78,14 @@ class PromptOrder:
 
         The prompts of a source stay in its order: those that take the places come last.
         """
-        for each in dropped:
-            self._dropped[source_of(each)][row_of(each)] = None
+        for prompt in dropped:
+            self._dropped[source_of(prompt)][row_of(prompt)] = None
         gone, rows = frozenset(dropped), dict[int, list[int]]()
-        for each in ids:
-            rows.setdefault(source_of(each), [])
-            if each not in gone:
-                rows[source_of(each)].append(each)
-        sources = [source_of(each) for each in ids]
+        for prompt in ids:
+            rows.setdefault(source_of(prompt), [])
+            if prompt not in gone:
+                rows[source_of(prompt)].append(prompt)
+        sources = [source_of(prompt) for prompt in ids]
         for source, kept in sorted(rows.items()):
             if missing := sources.count(source) - len(kept):
                 self._check_usable(source)
@@ -106,7 +106,7 @@ class PromptOrder:
         """Add what `step` has learnt. A later outcome of the same prompt replaces an earlier one."""
         learnt = self._learnt.setdefault(step, _Learnt({}, {}))
         if self.sampler.observes:
-            learnt.outcomes.update((each.prompt, each) for each in outcomes)
+            learnt.outcomes.update((outcome.prompt, outcome) for outcome in outcomes)
         given = metrics or {}
         learnt.metrics.update((name, given[name]) for name in self.sampler.metrics if name in given)
 
@@ -127,7 +127,7 @@ class PromptOrder:
         self._snapshots.pop(step, None)
         # Later checkpoints hold the outcomes that the takes of their steps do not see, and later takes see the others.
         done = min(self._observed, self.newest_needed(step + 1))
-        self._learnt = {each: learnt for each, learnt in self._learnt.items() if each > done}
+        self._learnt = {fields: learnt for fields, learnt in self._learnt.items() if fields > done}
 
     # -- checkpoints
 
@@ -136,12 +136,12 @@ class PromptOrder:
         snapshot = self._snapshots[step]
         newest = self.newest_needed(step)
         learnt = {
-            str(each): {
+            str(fields): {
                 "outcomes": [asdict(outcome) for outcome in learnt.outcomes.values()],
                 "metrics": learnt.metrics,
             }
-            for each, learnt in self._learnt.items()
-            if newest < each <= step
+            for fields, learnt in self._learnt.items()
+            if newest < fields <= step
         }
         dropped = [list(rows)[:count] for rows, count in zip(self._dropped, snapshot.unusable, strict=True)]
         return {
@@ -179,7 +179,7 @@ class PromptOrder:
         for step, learnt in state["learnt"].items():
             outcomes = [
                 replace(outcome, prompt=prompt_id(index[source_of(outcome.prompt)], row_of(outcome.prompt)))
-                for outcome in (Outcome(**each) for each in learnt["outcomes"])
+                for outcome in (Outcome(**fields) for fields in learnt["outcomes"])
                 if source_of(outcome.prompt) in index
             ]
             self.learn(int(step), outcomes, learnt["metrics"])
@@ -189,7 +189,8 @@ class PromptOrder:
         """The ids in this run of prompts of the run of `state`; None where the source is gone."""
         index = self._indices(state["sources"])
         return [
-            prompt_id(index[source_of(each)], row_of(each)) if source_of(each) in index else None for each in prompts
+            prompt_id(index[source_of(prompt)], row_of(prompt)) if source_of(prompt) in index else None
+            for prompt in prompts
         ]
 
     def _indices(self, names: Sequence[str]) -> dict[int, int]:
@@ -224,5 +225,5 @@ def _plain(value: object) -> object:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -44,7 +44,7 @@ class OwnSampler:
         for _ in range(_MOST_TRIES):
             asked = count - len(ids)
             taken = self._ids(self._call("take", asked, step), asked)
-            ids += [each for each in taken if row_of(each) not in unusable[source_of(each)]]
+            ids += [prompt for prompt in taken if row_of(prompt) not in unusable[source_of(prompt)]]
             if len(ids) == count:
                 return self._counted(ids, step)
         raise ValueError(
@@ -59,7 +59,7 @@ class OwnSampler:
     def observe(self, step: int, outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> None:
         del metrics
         if self.observes:
-            self._call("observe", [self._row(step, each) for each in outcomes])
+            self._call("observe", [self._row(step, outcome) for outcome in outcomes])
 
     def passed(self) -> list[int]:
         return list(self._passed)
@@ -88,12 +88,12 @@ class OwnSampler:
     def _counted(self, ids: list[int], step: int) -> list[int]:
         doubles = len(ids) - len(set(ids))
         if doubles:
-            twice = next(each for place, each in enumerate(ids) if each in ids[:place])
+            twice = next(prompt for place, prompt in enumerate(ids) if prompt in ids[:place])
             raise ValueError(
                 f"{self._place}.take returns {self._named(twice)} twice for step {step}; return different prompts"
             )
-        for each in ids:
-            self._passed[source_of(each)] += 1
+        for prompt in ids:
+            self._passed[source_of(prompt)] += 1
         return ids
 
     def _ids(self, taken: object, count: int) -> list[int]:
@@ -101,7 +101,7 @@ class OwnSampler:
             raise ValueError(f"{self._place}.take returns {type(taken).__name__}; return a list of {count} prompts")
         if len(taken) != count:
             raise ValueError(f"{self._place}.take returns {len(taken)} prompts, and must return {count}")
-        return [self._id(each) for each in taken]
+        return [self._id(prompt) for prompt in taken]
 
     def _id(self, taken: object) -> int:
         match taken:
@@ -133,5 +133,5 @@ def _other_key(value: object) -> object:
     if isinstance(value, dict):
         found = next((key for key in value if not isinstance(key, str)), None)
         return found if found is not None else _other_key(list(value.values()))
-    inner = (_other_key(each) for each in value) if isinstance(value, list | tuple) else ()
+    inner = (_other_key(item) for item in value) if isinstance(value, list | tuple) else ()
     return next((key for key in inner if key is not None), None)

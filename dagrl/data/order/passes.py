@@ -125,7 +125,9 @@ def shuffled(
         _, order, starts = newest[0]
         group = int(np.searchsorted(starts, place, side="right")) - 1
         begin = group - group % together
-        pieces = [np.arange(ends[each] - sizes[each], ends[each]) for each in order[begin : begin + together].tolist()]
+        pieces = [
+            np.arange(ends[number] - sizes[number], ends[number]) for number in order[begin : begin + together].tolist()
+        ]
         draw = np.random.default_rng([*seed, epoch, begin // together])
         return draw.permutation(np.concatenate(pieces)), int(starts[begin])
 

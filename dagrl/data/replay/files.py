@@ -68,7 +68,7 @@ class BufferFiles:
         left: dict[int, int] = {}
         for entry in entries:
             left[entry.file] = left.get(entry.file, 0) + 1
-        moving = [each for each in entries if each.file != step and left[each.file] < _SPARSE * each.in_file]
+        moving = [entry for entry in entries if entry.file != step and left[entry.file] < _SPARSE * entry.in_file]
         left_over = {(entry.step, entry.group) for entry in entries}
         stay = [(entry, columns) for entry, columns in groups if (entry.step, entry.group) in left_over]
         files: dict[int, pq.ParquetFile] = {}

@@ -215,7 +215,7 @@ def _kind(values: Sequence[Any]) -> pa.DataType:
     if kinds == {dict}:
         return pa.struct(list(_fields(there)))
     if kinds == {list}:
-        return pa.list_(_kind([each for value in there for each in value]))
+        return pa.list_(_kind([item for value in there for item in value]))
     if kinds == {int, float}:
         return pa.float64()
     simple = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}

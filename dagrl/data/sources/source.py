@@ -28,7 +28,7 @@ def parts_of_hub(spec: SourceSpec) -> list[Part]:
             return list(_remote_parts(spec, builder, split))
         builder.download_and_prepare()
         files = builder.as_dataset(split=split).cache_files
-    return [part_of(PromptFile(Path(each["filename"]), "arrow")) for each in files]
+    return [part_of(PromptFile(Path(file["filename"]), "arrow")) for file in files]
 
 
 def builder_of(spec: SourceSpec) -> tuple[DatasetBuilder, str]:
@@ -40,7 +40,7 @@ def builder_of(spec: SourceSpec) -> tuple[DatasetBuilder, str]:
     with _telling(spec):
         builder = datasets.load_dataset_builder(name, spec.name, revision=revision or None)
     split = spec.split or spec.usual_split
-    known = [str(each) for each in builder.info.splits or builder.config.data_files or ()]
+    known = [str(other) for other in builder.info.splits or builder.config.data_files or ()]
     if known and split not in known:
         raise ValueError(f"{spec.title} has no split `{split}`; {suggest(split, known)}")
     return builder, split

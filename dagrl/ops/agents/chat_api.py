@@ -23,7 +23,7 @@ def chat_request(body: Mapping[str, object], sent: dict[str, bytes]) -> tuple[li
     if not isinstance(messages, list) or not messages:
         raise RequestError("`messages` is a list of at least one message")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    return [message_of(each, sent) for each in messages], wish_of(body, limit, tools_of(body.get("tools"), body))
+    return [message_of(message, sent) for message in messages], wish_of(body, limit, tools_of(body.get("tools"), body))
 
 
 def wish_of(body: Mapping[str, object], limit: object, tools: tuple[dict[str, object], ...] = ()) -> Wish:

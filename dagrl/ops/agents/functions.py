@@ -59,7 +59,7 @@ class FunctionProgram:
                 raise ProgramError(bounded(f"scoring its group {raised_by(score, error)}")) from error
 
         given = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
-        return [program_result(each) for each in given]
+        return [program_result(result) for result in given]
 
     async def _call(self, base_url: str, key: str, row: Mapping[str, Any]) -> Any:
         client = self._client(base_url, key)

@@ -91,8 +91,8 @@ class Gateway:
                 return web.json_response(whole)
             stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
             await stream.prepare(request)
-            for each in events:
-                await stream.write(each)
+            for event in events:
+                await stream.write(event)
             await stream.write_eof()
             return stream
 

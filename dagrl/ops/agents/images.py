@@ -100,7 +100,7 @@ def images_of_rows(batch: Batch, rows: Sequence[int]) -> dict[int, RowImages]:
         place = tuple(image.ctypes.data for image in images)
         if place not in made:
             names = json.loads(batch["image_names"].string(row)) if images else []
-            made[place] = _row_images([SeenImage(*each) for each in zip(names, images, strict=True)])
+            made[place] = _row_images([SeenImage(*pair) for pair in zip(names, images, strict=True)])
         found[row] = made[place]
     return found
 

@@ -174,7 +174,7 @@ class AgentRollouts:
         )
         counts = {
             **self._agents[event.row].new_counts(),
-            "held": sum(int(np.count_nonzero(each.mask)) for each in responses),
+            "held": sum(int(np.count_nonzero(response.mask)) for response in responses),
             "agent_failed": int(agent_row(responses[0]).excluded),
         }
         for row, response in enumerate(responses, event.row):
@@ -289,7 +289,7 @@ class AgentRollouts:
         ended = self._unscored.setdefault(int(groups[row]), {})
         ended[row] = trajectory
         # A call has all of a group: groups are dealt whole.
-        if len(ended) == sum(groups[each] == groups[row] for each in self._agents):
+        if len(ended) == sum(groups[first] == groups[row] for first in self._agents):
             scoring = asyncio.get_running_loop().create_task(self._scored(ended, self._setup.score))
             self._scorings.add(scoring)
             scoring.add_done_callback(self._scorings.discard)

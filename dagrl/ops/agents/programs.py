@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 from dagrl.config.errors import in_one_line
 from dagrl.config.schema import AgentSpec
 from dagrl.log_ends import LOOK_EVERY_S, LogEnds
-from dagrl.ops.agents.setup import Unscored
 from dagrl.redact import hiding
 from dagrl.rewards.sandbox import runner as sandbox
 
@@ -40,6 +39,13 @@ _MEMORY_MIB = 4096
 """Address space of a sandboxed program, which imports more than a policy's code does."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 _STARTER = Path(__file__).with_name("starter.py")
+
+
+class Unscored:
+    """The state of a rollout, which is scored with those of its group."""
+
+    def __init__(self, state: object) -> None:
+        self.state = state
 
 
 class ProgramError(RuntimeError):

@@ -69,22 +69,24 @@ async def scored(ended: Mapping[int, Trajectory], score: ScoreGroup, timeout_s: 
 
     Those whose program failed are no part of it. If scoring fails, all others have failed.
     """
-    waiting = {row: each for row, each in ended.items() if each.verdict.state is not None}
+    waiting = {row: sequence for row, sequence in ended.items() if sequence.verdict.state is not None}
     found = dict(ended)
     if not waiting:
         return found
     failure = None
     try:
         async with asyncio.timeout(timeout_s):
-            verdicts = await score([each.verdict.state for each in waiting.values()])
+            verdicts = await score([trajectory.verdict.state for trajectory in waiting.values()])
     except TimeoutError:
         failure = f"scoring its group took longer than timeout_s, {timeout_s:g} s"
     except ProgramError as error:
         failure = str(error)
     if failure is not None:
-        return found | {row: replace(each, verdict=ProgramResult(), error=failure) for row, each in waiting.items()}
+        return found | {
+            row: replace(trajectory, verdict=ProgramResult(), error=failure) for row, trajectory in waiting.items()
+        }
     pairs = zip(waiting.items(), verdicts, strict=True)
-    return found | {row: replace(each, verdict=verdict) for (row, each), verdict in pairs}
+    return found | {row: replace(sequence, verdict=verdict) for (row, sequence), verdict in pairs}
 
 
 def responses_of(
@@ -108,8 +110,8 @@ def responses_of(
     reward = trajectory.verdict.reward
     if trajectory.error is not None:
         reward = 0.0
-    version = min([each.version for each in sequences], default=version)
-    trained = sum(each.trained for each in sequences)
+    version = min([sequence.version for sequence in sequences], default=version)
+    trained = sum(sequence.trained for sequence in sequences)
     sampled = trajectory.tree.sampled_tokens()
     made = []
     for number in range(rows):
@@ -124,7 +126,7 @@ def responses_of(
             share=sequence.trained / trained if sequence else 0.0,
             excluded=excluded,
             reward=np.nan if reward is None else reward,
-            images=images if sequence is None else tuple(each.image for each in sequence.prompt_images),
+            images=images if sequence is None else tuple(image.image for image in sequence.prompt_images),
         )
         response = _unused(prompt, version) if sequence is None else _response(sequence, trained=not excluded)
         reason = ERROR if trajectory.failed else trajectory.refused or response.finish_reason
@@ -140,7 +142,7 @@ def agent_columns_of(responses: Sequence[Response], *, several: bool, has_images
 
     With `several` also that of trajectories with several rows, with `has_images` those of the images of prompts.
     """
-    rows = [agent_row(each) for each in responses]
+    rows = [agent_row(response) for response in responses]
     columns = {
         "prompt_tokens": Column.ragged([row.prompt for row in rows], "int64"),
         "excluded": Column(np.array([row.excluded for row in rows], dtype=np.float32)),
@@ -163,15 +165,15 @@ def agent_stats(responses: Sequence[Response]) -> dict[str, Stat]:
     rows = [row for row in map(agent_row, responses) if row.first]
     trajectories = [row.trajectory for row in rows]
     stats = {
-        "agent/failed_fraction": Stat.of([each.failed for each in trajectories]),
-        "agent/retries": Stat.of([each.retries for each in trajectories]),
-        "agent/requests": Stat.of([len(each.tree.exchanges) for each in trajectories]),
+        "agent/failed_fraction": Stat.of([trajectory.failed for trajectory in trajectories]),
+        "agent/retries": Stat.of([trajectory.retries for trajectory in trajectories]),
+        "agent/requests": Stat.of([len(trajectory.tree.exchanges) for trajectory in trajectories]),
         "agent/dropped_token_fraction": Stat.of([row.dropped for row in rows]),
-        "agent/seconds": Stat.of([each.seconds for each in trajectories]),
+        "agent/seconds": Stat.of([trajectory.seconds for trajectory in trajectories]),
     }
-    names = dict.fromkeys(name for each in trajectories for name in each.verdict.metrics)
+    names = dict.fromkeys(name for trajectory in trajectories for name in trajectory.verdict.metrics)
     for name in names:
-        values = [each.verdict.metrics[name] for each in trajectories if name in each.verdict.metrics]
+        values = [trajectory.verdict.metrics[name] for trajectory in trajectories if name in trajectory.verdict.metrics]
         stats[f"agent/{name}"] = Stat.of(values)
     return stats
 
@@ -194,7 +196,7 @@ def _response(sequence: SampledSequence, *, trained: bool) -> Response:
         sequence.finish_reason,
         sequence.routed_experts,
         tuple(Turn(span.begin, span.end) for span in sequence.spans),
-        images=tuple(each.image.pixels for each in sequence.images),
+        images=tuple(placed.image.pixels for placed in sequence.images),
         image_starts=np.array([image.begin for image in sequence.images], dtype=np.int64),
     )
 

@@ -159,14 +159,14 @@ class Agent:
         self._call = None
         self._clock.pause()
         self._release()
-        tokens = [np.zeros(0, dtype=np.int64), *(each.tokens for each in self._completions())]
+        tokens = [np.zeros(0, dtype=np.int64), *(completion.tokens for completion in self._completions())]
         new = np.concatenate(tokens)[self.begun :]
         self.begun += len(new)
         return new
 
     def new_counts(self) -> dict[str, int]:
         """The account's counts of the sample since the last call of this method."""
-        total, begun = self._retried + sum(len(each.tokens) for each in self._completions()), self._counted
+        total, begun = self._retried + sum(len(completion.tokens) for completion in self._completions()), self._counted
         self._counted = max(total, begun)
         return {"sampled": self._counted - begun, "begun": begun, "retried": self._retried}
 
@@ -184,12 +184,18 @@ class Agent:
     @property
     def oldest(self) -> int | None:
         """Oldest policy version of its tokens; None without any."""
-        return min((each.policy_version for each in self._completions() if len(each.tokens)), default=None)
+        return min(
+            (completion.policy_version for completion in self._completions() if len(completion.tokens)), default=None
+        )
 
     def _completions(self) -> list[Completion]:
         """Replies so far, complete ones first."""
-        replies = [each.reply for each in self._session.tree.exchanges] if self._session is not None else []
-        return [each for each in (*replies, *(waiting.sampled for waiting in self._waiting)) if each is not None]
+        replies = [exchange.reply for exchange in self._session.tree.exchanges] if self._session is not None else []
+        return [
+            completion
+            for completion in (*replies, *(waiting.sampled for waiting in self._waiting))
+            if completion is not None
+        ]
 
     async def _admit(self) -> None:
         await self.setup.slots.acquire()

@@ -171,30 +171,30 @@ class Session:
         for count in range(len(messages) - 1, 0, -1):
             if ends := self._ends.get(said[count - 1]):
                 # Several replies may read the same: prefer one that no request follows yet.
-                parent = next((each for each in ends if not each.followers), ends[-1])
+                parent = next((exchange for exchange in ends if not exchange.followers), ends[-1])
                 assert parent.reply is not None
                 images = self._images_of(messages[count:])
-                pixels = [each.pixels for each in images]
+                pixels = [image.pixels for image in images]
                 given = writer.following(messages[count:], wish.tools, int(parent.reply.tokens[-1]), pixels)
                 if given is not None:
                     return parent, given, self._placed(given, images)
                 break
         images = self._images_of(messages)
-        given = writer.conversation(messages, wish.tools, [each.pixels for each in images])
+        given = writer.conversation(messages, wish.tools, [image.pixels for image in images])
         return None, given, self._placed(given, images)
 
     def _images_of(self, messages: Sequence[Message]) -> list[SeenImage]:
         return [self.images[key] for message in messages for key in message.get("images", ())]
 
     def _placed(self, given: np.ndarray, images: Sequence[SeenImage]) -> list[PlacedImage]:
-        starts = self.writer.image_starts(given, [each.pixels for each in images])
+        starts = self.writer.image_starts(given, [image.pixels for image in images])
         return [
-            PlacedImage(each, start, start + self.writer.image_tokens(each.pixels))
-            for each, start in zip(images, starts, strict=True)
+            PlacedImage(image, start, start + self.writer.image_tokens(image.pixels))
+            for image, start in zip(images, starts, strict=True)
         ]
 
     def _known_text(self, prompt: str, writer: ContextWriter) -> tuple[Exchange | None, np.ndarray]:
-        for text, exchange in sorted(self._texts, key=lambda each: -len(each[0])):
+        for text, exchange in sorted(self._texts, key=lambda item: -len(item[0])):
             if prompt.startswith(text) and len(prompt) > len(text):
                 return exchange, writer.plain(prompt[len(text) :])
         return None, np.array(begun_text(writer.tokenizer, encodable(prompt)), dtype=np.int64)
@@ -285,7 +285,7 @@ async def _all(replies: Iterable[Coroutine[object, object, Reply]]) -> list[Repl
         return [await waiting[0]]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in waiting]
+            tasks = [group.create_task(coroutine) for coroutine in waiting]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

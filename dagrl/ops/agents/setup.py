@@ -18,7 +18,7 @@ from dagrl.ops.agents.function_processes import FunctionProcesses
 from dagrl.ops.agents.functions import FunctionProgram
 from dagrl.ops.agents.gateway import Gateway
 from dagrl.ops.agents.images import ImageReader, RowImages
-from dagrl.ops.agents.programs import CommandProgram, Program, SandboxedProgram, ServiceProgram
+from dagrl.ops.agents.programs import CommandProgram, Program, SandboxedProgram, ServiceProgram, Unscored
 from dagrl.ops.agents.rows import ScoreGroup
 from dagrl.ops.base import Context
 from dagrl.ops.turns.settings import parser_of, policy_images
@@ -28,13 +28,6 @@ from dagrl.plugins.custom import importable_from, load_function
 type Result = dict[str, float]
 type Solve = Callable[..., Awaitable[Result | Unscored]]
 type Score = Callable[[Sequence[Any]], Awaitable[list[Result]]]
-
-
-class Unscored:
-    """The state of a rollout, which is scored with those of its group."""
-
-    def __init__(self, state: object) -> None:
-        self.state = state
 
 
 def verifiers_agent(name: str, args: Mapping[str, Any], folder: Path | None) -> tuple[Solve, Score]:
@@ -127,7 +120,7 @@ def agent_setup(context: Context) -> AgentSetup:
         program = load_program(spec, resources.folder)
         if isinstance(program, FunctionProcesses):
             resources.at_close.append(program.close)
-        rewards = [each for each in context.pipeline.nodes.values() if isinstance(each, RewardNode)]
+        rewards = [other for other in context.pipeline.nodes.values() if isinstance(other, RewardNode)]
         return AgentSetup(
             spec,
             resources.once(f"gateway on {host}", lambda: Gateway(host)),
@@ -135,7 +128,7 @@ def agent_setup(context: Context) -> AgentSetup:
             ContextWriter(resources.tokenizer, vision),
             ImageReader(vision),
             lambda tools: parser_of(node.tool_format, tools, resources.folder),
-            any(function.fn == "agent" for each in rewards for function in each.functions.values()),
+            any(function.fn == "agent" for reward in rewards for function in reward.functions.values()),
             program.score if isinstance(program, FunctionProgram) and program.scores_groups else None,
             asyncio.Semaphore(spec.max_running),
         )

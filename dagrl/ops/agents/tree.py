@@ -151,7 +151,7 @@ class TrajectoryTree:
                 f"the conversation begins with an image of {exchange.path()[0].images[0].end} tokens, more than "
                 f"{self.longest_prompt}, which max_prompt_tokens allows"
             )
-        key = b" ".join([context.tobytes(), *(each.image.name.encode() for each in self._images(exchange))])
+        key = b" ".join([context.tobytes(), *(image.image.name.encode() for image in self._images(exchange))])
         times = self._asked[key] = self._asked.get(key, -1) + 1
         if parent is None:
             as_usual = np.array_equal(context, self.prompt)
@@ -165,15 +165,15 @@ class TrajectoryTree:
 
     def context(self, exchange: Exchange) -> np.ndarray:
         """Tokens before the reply, int64."""
-        pieces = [piece for each in exchange.path() for piece in (each.given, _tokens(each))]
+        pieces = [piece for earlier in exchange.path() for piece in (earlier.given, _tokens(earlier))]
         return np.concatenate(pieces[:-1])
 
     def request(self, exchange: Exchange) -> GenerationRequest:
         context, images = self.context(exchange), self._images(exchange)
         length = self._prompt_length(exchange)
         prompt, begun = np.split(context, [length])
-        starts = np.array([each.begin - length for each in images if each.begin >= length], dtype=np.int64)
-        pixels = tuple(each.image.pixels for each in images)
+        starts = np.array([image.begin - length for image in images if image.begin >= length], dtype=np.int64)
+        pixels = tuple(image.image.pixels for image in images)
         return GenerationRequest(prompt, exchange.seed, begun, exchange.limit, pixels, starts, sampling=self.sampling)
 
     def complete(self, exchange: Exchange, reply: Completion) -> None:
@@ -191,13 +191,13 @@ class TrajectoryTree:
         found: list[SampledSequence] = []
 
         def new_tokens(leaf: Exchange) -> int:
-            return sum(len(_tokens(each)) for each in leaf.path() if id(each) not in covered)
+            return sum(len(_tokens(exchange)) for exchange in leaf.path() if id(exchange) not in covered)
 
         while leaves and len(found) < most:
             leaf = max(leaves, key=new_tokens) if found else leaves[0]
             leaves.remove(leaf)
             found.append(self._sequence(leaf, covered))
-            covered |= {id(each) for each in leaf.path()}
+            covered |= {id(exchange) for exchange in leaf.path()}
         return found
 
     def sampled_tokens(self) -> int:
@@ -205,14 +205,14 @@ class TrajectoryTree:
 
     def _sequence(self, leaf: Exchange, covered: set[int]) -> SampledSequence:
         pieces, logprobs, versions, spans, end = [], [], [], [], 0
-        for each in leaf.path():
-            reply = each.reply
+        for exchange in leaf.path():
+            reply = exchange.reply
             assert reply is not None, "a program only follows replies that it has"
-            begin, end = end + len(each.given), end + len(each.given) + len(reply.tokens)
-            pieces += [each.given, reply.tokens]
-            logprobs += [np.zeros(len(each.given), dtype=np.float32), reply.logprobs]
-            versions += [not_sampled(len(each.given)), reply.token_versions]
-            spans.append(Span(begin, end, id(each) not in covered))
+            begin, end = end + len(exchange.given), end + len(exchange.given) + len(reply.tokens)
+            pieces += [exchange.given, reply.tokens]
+            logprobs += [np.zeros(len(exchange.given), dtype=np.float32), reply.logprobs]
+            versions += [not_sampled(len(exchange.given)), reply.token_versions]
+            spans.append(Span(begin, end, id(exchange) not in covered))
         length = self._prompt_length(leaf)
         prompt, tokens = np.split(np.concatenate(pieces), [length])
         assert leaf.reply is not None
@@ -222,26 +222,26 @@ class TrajectoryTree:
             tokens,
             np.concatenate(logprobs)[length:].astype(np.float32),
             tuple(replace(span, begin=span.begin - length, end=span.end - length) for span in spans),
-            min(each.reply.policy_version for each in leaf.path() if each.reply is not None),
+            min(exchange.reply.policy_version for exchange in leaf.path() if exchange.reply is not None),
             leaf.reply.finish_reason,
             leaf.reply.routed_experts,
             np.concatenate(versions)[length:],
-            tuple(each for each in images if each.begin < length),
-            tuple(each.moved(-length) for each in images if each.begin >= length),
+            tuple(image for image in images if image.begin < length),
+            tuple(image.moved(-length) for image in images if image.begin >= length),
         )
 
     def _images(self, exchange: Exchange) -> list[PlacedImage]:
         found, length = [], 0
-        for each in exchange.path():
-            found += [image.moved(length) for image in each.images]
-            length += len(each.given) + len(_tokens(each))
+        for earlier in exchange.path():
+            found += [image.moved(length) for image in earlier.images]
+            length += len(earlier.given) + len(_tokens(earlier))
         return found
 
     def _prompt_length(self, exchange: Exchange) -> int:
         root = exchange.path()[0]
         length = min(len(root.given), self.longest_prompt)
         # No image is cut.
-        return min([length, *(each.begin for each in root.images if each.begin < length < each.end)])
+        return min([length, *(image.begin for image in root.images if image.begin < length < image.end)])
 
     def _seed_of(self, context: bytes, times: int) -> int:
         digest = hashlib.blake2b(context, digest_size=16).digest()

@@ -91,7 +91,7 @@ class Conversations:
                 if not self._aborted:
                     self._queue.flush()
             # A response that waits for a tool ended its turn, and is not finished.
-            yield from [(row, replace(each, finish_reason=ABORTED)) for row, each in self._open.items()]
+            yield from [(row, replace(response, finish_reason=ABORTED)) for row, response in self._open.items()]
             if self._keeps:
                 self._pause()
         finally:

@@ -69,11 +69,11 @@ def _own_parser(place: str, folder: Path | None) -> Parser:
             if isinstance(error.__cause__, ValueError):
                 return [MalformedCall(str(error.__cause__))]
             raise ValueError(f"the parser `{place}` {error}") from error.__cause__
-        for each in found:
-            well_formed = isinstance(each, tuple) and len(each) == 2
-            if not (well_formed and isinstance(each[0], str) and isinstance(each[1], dict)):
+        for pair in found:
+            well_formed = isinstance(pair, tuple) and len(pair) == 2
+            if not (well_formed and isinstance(pair[0], str) and isinstance(pair[1], dict)):
                 raise ValueError(
-                    f"the parser {located(function, place)} returned {each!r}; return pairs of a name and arguments (a "
+                    f"the parser {located(function, place)} returned {pair!r}; return pairs of a name and arguments (a "
                     "dict)"
                 )
         return [Call(name, arguments) for name, arguments in found]

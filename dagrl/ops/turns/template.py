@@ -241,7 +241,7 @@ class MessageWriter:
         sampled = "" if self._vision and last_token == self._vision.token else self._tokenizer.decode([last_token])
         is_added = last_token in self._tokenizer.added_tokens_decoder
         frames = [(frame.end_of(sampled, is_added=is_added), frame) for frame in self._frames(layouts)]
-        end, frame = next((each for each in frames if each[0] >= 0), frames[-1])
+        end, frame = next((candidate for candidate in frames if candidate[0] >= 0), frames[-1])
         rest = self._rest(layouts, [self._rendered.hidden(text) for text in texts], frame)
         if end < 0 and frame.calls and (special := self._rendered.special.search(frame.head)):
             # The policy has written the end of its call, but not that of its turn.
@@ -261,7 +261,7 @@ class MessageWriter:
     ) -> list[int]:
         tokens: list[int] = []
         left, pixels = iter(texts), iter(sizes)
-        for is_image in (each for layout in layouts for each in layout.images):
+        for is_image in (is_image for layout in layouts for is_image in layout.images):
             tokens += self._rendered.image(next(pixels)) if is_image else self._rendered.plain(next(left))
         return tokens
 

@@ -48,9 +48,9 @@ def _function(name: str) -> Callable[..., Any]:
     imported = {module: importlib.import_module(module) for module in _MODULES}
     for module in _NAMES_OF:
         known = imported[module]
-        names = getattr(known, "__all__", [each for each in vars(known) if not each.startswith("_")])
+        names = getattr(known, "__all__", [var for var in vars(known) if not var.startswith("_")])
         # Keep built-in functions such as `pow`.
-        vars(solution).update({each: getattr(known, each) for each in names if not hasattr(builtins, each)})
+        vars(solution).update({name: getattr(known, name) for name in names if not hasattr(builtins, name)})
     vars(solution).update(imported)
     sys.modules["solution"] = solution
     spec.loader.exec_module(solution)

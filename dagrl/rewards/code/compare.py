@@ -76,8 +76,8 @@ _MADE_BY: dict[str, Callable[[Sequence[Any]], Any]] = {
     "complex": lambda parts: complex(*parts),
     "bytes": _bytes,
     "dict": _dict,
-    "list": lambda items: [decoded(each) for each in items],
-    "tuple": lambda items: tuple(decoded(each) for each in items),
-    "set": lambda items: {decoded(each) for each in items},
-    "frozenset": lambda items: frozenset(decoded(each) for each in items),
+    "list": lambda items: [decoded(item) for item in items],
+    "tuple": lambda items: tuple(decoded(item) for item in items),
+    "set": lambda items: {decoded(item) for item in items},
+    "frozenset": lambda items: frozenset(decoded(item) for item in items),
 }

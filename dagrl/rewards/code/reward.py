@@ -170,7 +170,7 @@ def _returned(reply: str, expected: tuple[object, ...]) -> bool:
     """Whether a call's reply contains one of the expected values. The program may have forged the reply."""
     try:
         said = json.loads(reply)
-        return isinstance(said, list) and len(said) == 1 and any(same_value(said[0], each) for each in expected)
+        return isinstance(said, list) and len(said) == 1 and any(same_value(said[0], value) for value in expected)
     except (ValueError, RecursionError, OverflowError):
         return False
 
@@ -182,7 +182,7 @@ def _of_asserts(program: str, checks: tuple[Check, ...], bounds: _Bounds) -> Ite
     result = bounds.run(
         _harness("assert"),
         stdin=json.dumps(order),
-        files={"solution.py": program, **{f"test_{number}.py": each.code for number, each in enumerate(checks)}},
+        files={"solution.py": program, **{f"test_{number}.py": value.code for number, value in enumerate(checks)}},
         timeout_s=_START_S + bounds.timeout_s * len(checks),
     )
     replies: dict[str, str] = {}

@@ -83,13 +83,13 @@ def read_tests(answer: str) -> Tests:
     if not inputs or len(inputs) != len(outputs):
         raise _unusable(answer, f"has {len(inputs)} inputs and {len(outputs)} outputs")
     if name:
-        arguments = tuple(_arguments(each, answer) for each in inputs)
-        return FunctionTests(str(name), arguments, tuple(_returned(each) for each in outputs))
+        arguments = tuple(_arguments(given, answer) for given in inputs)
+        return FunctionTests(str(name), arguments, tuple(_returned(output) for output in outputs))
     return ProgramTests(tuple(map(_text, inputs)), tuple(map(_text, outputs)))
 
 
 def _asserts(pieces: object, answer: str) -> AssertTests:
-    if not (isinstance(pieces, list) and pieces and all(isinstance(each, str) and each.strip() for each in pieces)):
+    if not (isinstance(pieces, list) and pieces and all(isinstance(code, str) and code.strip() for code in pieces)):
         raise _unusable(answer, "has asserts that are not texts of code")
     try:
         return AssertTests(tuple(check for piece in pieces for check in _checks(piece)))
@@ -100,7 +100,7 @@ def _asserts(pieces: object, answer: str) -> AssertTests:
 def _checks(piece: str) -> list[Check]:
     """One check for each top-level assert in a piece of code, or one for all of the code if it has none."""
     statements = ast.parse(piece).body
-    last = max((place for place, each in enumerate(statements) if isinstance(each, ast.Assert)), default=-1)
+    last = max((place for place, node in enumerate(statements) if isinstance(node, ast.Assert)), default=-1)
     before: list[ast.stmt] = []
     checks = []
     for place, statement in enumerate(statements[: last + 1]):

@@ -105,7 +105,7 @@ def _only_program(address: int) -> bytes:
         (answer, 0, 0, _ALLOW),
         (answer, 0, 0, _REFUSE),
     )
-    return b"".join(struct.pack("=HBBI", *each) for each in instructions)
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
 
 
 def _drop_capabilities() -> None:

@@ -194,8 +194,8 @@ def _run(
         with _started(outside, folder, {**order, "filter": order["filter"].hex(), "parent": os.getpid()}) as process:
             stopped = _watch(process, folder, timeout_s, file_mib * _MIB, forks=order["forks"])
         outputs = [(outside / name).read_bytes() for name in ("stdout", "stderr")]
-        stdout, stderr = (_told(each, folder) for each in outputs)
-        outcome = stopped or _outcome(process.returncode, any(len(each) >= file_mib * _MIB for each in outputs))
+        stdout, stderr = (_told(output, folder) for output in outputs)
+        outcome = stopped or _outcome(process.returncode, any(len(output) >= file_mib * _MIB for output in outputs))
         file = _told((folder / kept).read_bytes(), folder) if kept and (folder / kept).is_file() else None
         return Result(outcome, process.returncode, stdout, stderr, file)
 
@@ -333,9 +333,9 @@ def _holds_too_much(pid: int, folder: Path, most_bytes: int) -> bool:
     """
     task = _running_task(pid)
     mapped = _removed_and_mapped(task, folder)
-    shown, removed = [*_stats(folder)], [each for each in _stats(task / "fd") if each.st_nlink == 0]
-    sizes = {(each.st_dev, each.st_ino): each.st_blocks * _BLOCK_BYTES for each in (*shown, *removed)}
-    hidden = mapped - {each.st_ino for each in removed}
+    shown, removed = [*_stats(folder)], [stat for stat in _stats(task / "fd") if stat.st_nlink == 0]
+    sizes = {(stat.st_dev, stat.st_ino): stat.st_blocks * _BLOCK_BYTES for stat in (*shown, *removed)}
+    hidden = mapped - {stat.st_ino for stat in removed}
     return bool(hidden) or max(len(shown), len(sizes)) > MAX_FILES or sum(sizes.values()) > most_bytes
 
 

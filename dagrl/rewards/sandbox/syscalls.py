@@ -193,12 +193,12 @@ def _only_tcp() -> _Code:
 
 def _unless_one_of(*values: int) -> _Code:
     refused = [_when(_JUMP_EQUAL, value, _refuse(errno.EPERM)) for value in values]
-    return [*(instruction for each in refused for instruction in each), *_return(_ALLOW)]
+    return [*(instruction for code in refused for instruction in code), *_return(_ALLOW)]
 
 
 def _only_one_of(*values: int) -> _Code:
     allowed = [_when(_JUMP_EQUAL, value, _return(_ALLOW)) for value in values]
-    return [*(instruction for each in allowed for instruction in each), *_refuse(errno.EPERM)]
+    return [*(instruction for code in allowed for instruction in code), *_refuse(errno.EPERM)]
 
 
 def _unless_any_bit(bits: int, error: int) -> _Code:
