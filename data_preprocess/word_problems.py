@@ -22,7 +22,6 @@ from dagrl.data.prompt_file import PromptRow, write_prompts
 EXTRA_INFO = {"split": pa.string(), "index": pa.int64(), "steps": pa.int64(), "answer": pa.string()}
 INSTRUCTION = 'Think step by step, and put the final answer, a number, after "####".'
 LONGEST = 4
-"""Steps of the longest problems."""
 LARGEST = 400
 """Largest number of a story: the task is the reading, not the arithmetic of long numbers."""
 

@@ -29,12 +29,9 @@ class Origin:
     """The writer of a file of experience."""
 
     model: str
-    """Fingerprint of the model's config."""
     tokenizer: str
-    """Fingerprint of the tokenizer."""
     explorer: str
     step: int
-    """The explorer's own step."""
     group_size: int
     """Ids of the rows of a group: ``group * group_size`` and those after it."""
     format: int = _FORMAT

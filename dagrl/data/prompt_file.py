@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 _ROWS_PER_GROUP = 8192
 
 Message = Mapping[str, str]
-"""A message of a chat, with ``role`` and ``content``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,6 @@ class PromptRow:
     """A prompt with its reference answer and source."""
 
     data_source: str
-    """Name of the data set."""
     prompt: str | Sequence[Message]
     """The user's message, or a whole chat."""
     answer: str

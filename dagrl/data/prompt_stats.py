@@ -32,7 +32,6 @@ _COMMON_GRAMS = 10
 """Validation prompts that share a gram if it is part of an instruction, not of a problem: so many, and one in 100."""
 
 Length = Callable[[Sequence[str]], Sequence[int]]
-"""From texts to their lengths."""
 Scores = Callable[[str], str]
 """From a reference answer to the reward that can score it; empty if there is none."""
 
@@ -53,9 +52,7 @@ class FileStats:
     answers: np.ndarray = field(init=False)
     """A hash of each answer, uint64 [rows]."""
     sources: Counter[str] = field(default_factory=Counter)
-    """Values of ``data_source``."""
     empty: list[int] = field(default_factory=list)
-    """Rows without a prompt."""
     rewards: Counter[str] = field(default_factory=Counter)
     """Reward -> answers that it can score."""
     unscored: list[int] = field(default_factory=list)

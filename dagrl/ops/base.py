@@ -41,7 +41,6 @@ class Output:
     rows: np.ndarray
     """Row ids, int64 [rows]."""
     columns: Mapping[str, Column] = field(default_factory=dict)
-    """Columns by the op's own names."""
     stats: Mapping[str, Stat] = field(default_factory=dict)
     """Metrics, to be merged over shards and ranks."""
     counts: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -89,7 +88,6 @@ class Resources:
         """Folder of the user's own modules."""
         self.run_dir = run_dir
         self.at_close: list[Callable[[], None]] = []
-        """Called when the worker ends."""
         self.cache: dict[str, Any] = {}
         """Objects that ops load once, by key."""
         # Reentrant, because `make` may itself call `once`.
@@ -118,7 +116,6 @@ class Context:
     """One call of an op: its work, and what the worker has for it."""
 
     work: TaskWork
-    """The driver's message."""
     resources: Resources
     engine: AnyEngine | None = None
     """This rank's engine, if the op has one."""

@@ -46,7 +46,6 @@ class _JudgeScore:
     value: float
     failed: bool = False
     tokens: int | None = None
-    """Tokens of the reply, if counted."""
 
 
 def judge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:

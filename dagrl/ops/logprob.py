@@ -27,7 +27,6 @@ _NO_TOKENS = ScoredTokens(np.zeros(0, dtype=np.float32), None)
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Stands for a part of a character, which servers write differently."""
 _SPACES = "\N{LOWER ONE EIGHTH BLOCK}\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
-"""Stand for spaces in vocabularies."""
 
 
 class TeacherError(ValueError):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dagrl.ops.agents.rows import AgentRow
 
 ABORTED = "abort"
-"""Finish reason of an unfinished response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,6 @@ class Turn:
     """Index after its last token."""
     reward: float = 0.0
     calls: int = 0
-    """Tool calls in the turn."""
     failed_calls: int = 0
     interrupted: bool = False
     """Whether an abort has ended it, so that the next completion continues it."""
@@ -55,7 +53,6 @@ class Response:
     finish_reason: str = ABORTED
     routed_experts: np.ndarray | None = None
     turns: tuple[Turn, ...] = ()
-    """Turns so far, in a multi-turn rollout."""
     begun: int = 0
     """Tokens sampled by earlier steps."""
     outdated: bool = False
@@ -65,7 +62,6 @@ class Response:
     counts: Mapping[str, int] | None = None
     """Only in an agent rollout: what the account counts of this row."""
     agent: AgentRow | None = None
-    """Only in an agent rollout."""
     images: tuple[np.ndarray, ...] = ()
     """Images in observations, uint8 [height, width, 3] each."""
     image_starts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))

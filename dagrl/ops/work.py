@@ -67,7 +67,6 @@ class Carried(NamedTuple):
     """A prompt that an earlier step has not finished."""
 
     prompt: int
-    """Its id."""
     begun: Begun | None = None
     """What exists of its responses."""
     sampled: tuple[int, ...] = ()

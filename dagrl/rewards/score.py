@@ -25,7 +25,6 @@ SHOWN_CHARACTERS = 200
 _SCORES = ("score", "reward")
 """Keys of a dict that hold its reward."""
 _NAME = re.compile(r"[A-Za-z_][\w.@-]{0,99}")
-"""Names of metrics."""
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 

@@ -27,7 +27,6 @@ class AdaptiveRules:
     priority: Literal["advantage", "pass_rate"]
     """Weight of a row below the band: |advantage|, or 1 - pass rate."""
     floor: float
-    """The least weight."""
 
 
 class Adaptive:

@@ -95,9 +95,7 @@ class Stage:
     """Weights for a part of a run."""
 
     weights: tuple[float, ...]
-    """The weight of each source."""
     until_step: int | None = None
-    """Its last step."""
     until_metric: Mapping[str, float] = field(default_factory=dict)
     """It ends when each of these metrics has reached its value in one step."""
     move_over: int = 0

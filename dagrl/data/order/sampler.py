@@ -36,7 +36,6 @@ class Outcome:
     """The outcome of a prompt in a step."""
 
     prompt: int
-    """Its id."""
     reward: float | None = None
     """Mean over its samples; None if nothing was sampled."""
     pass_rate: float | None = None
@@ -67,7 +66,6 @@ class Sampler(Protocol):
     """Decides which prompts each step takes. Its calls alone determine what it decides."""
 
     observes: bool
-    """Whether it learns from outcomes."""
     metrics: frozenset[str]
     """Metrics of a step that it needs."""
     foresees: bool

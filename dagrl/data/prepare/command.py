@@ -35,9 +35,7 @@ class SplitReport:
     read: int = 0
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    """Rows by the reason."""
     lengths: Counter[int] = field(default_factory=Counter)
-    """Kept prompts by their length."""
 
     def as_dict(self) -> dict[str, object]:
         return {

@@ -20,7 +20,6 @@ class Original:
     """Where the rows of one split come from."""
 
     hub: str
-    """Name on the Hugging Face hub."""
     files: Sequence[str]
     """Patterns below a folder of originals; the first that matches something names the files."""
     config: str | None = None
@@ -38,7 +37,6 @@ class Record:
     """A row of the originals."""
 
     values: Mapping[str, Any]
-    """Its fields."""
     place: str
     """File and line, for messages."""
     part: str
@@ -101,9 +99,7 @@ class DataSet:
     """A data set."""
 
     name: str
-    """Of its script, without ``.py``."""
     title: str
-    """Its help text."""
     originals: Mapping[str, Original]
     """By split: ``train``, ``test`` or both."""
     fields: Mapping[str, Field]
@@ -115,7 +111,6 @@ class DataSet:
     instruction: str = ""
     """What follows each question, unless --instruction says otherwise."""
     columns: Mapping[str, pa.DataType] = field(default_factory=dict)
-    """Types of further columns."""
     unique: bool = False
     """Drop what has been asked before in the same split."""
     rows_per_group: int = 8192

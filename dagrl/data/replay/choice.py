@@ -34,15 +34,12 @@ class Entry(NamedTuple):
     version: int
     """Version of the oldest weights that have sampled it."""
     prompt: str
-    """Hash of the prompt."""
     mean: float
     """Mean of the metric over its samples."""
     spread: float
     """Mean distance of the metric from its mean: the mean absolute advantage."""
     right: float
-    """Fraction of right samples."""
     uses: int = 0
-    """How often it has returned."""
 
 
 def admitted(entries: Iterable[Entry], node: BufferNode) -> list[Entry]:

@@ -39,7 +39,6 @@ class Part(Protocol):
     size: int
     """Bytes that all groups would take in memory, about; 0 if they stay on disk."""
     title: Path
-    """The file, for messages."""
     folder: Path
     """Where relative paths of images begin."""
 

@@ -65,7 +65,6 @@ class AgentRollouts:
     context: Context
     _setup: AgentSetup = field(init=False)
     _loop: asyncio.AbstractEventLoop = field(init=False)
-    """The endpoint's."""
     _paused: PausedGroups[Agent] = field(init=False)
     _version: int = field(init=False)
     """Policy version with which the call begins."""

@@ -34,7 +34,6 @@ _RESULT = "result.json"
 _RESULT_BYTES = 16 << 20
 _MOST_METRICS = 1000
 _METRIC = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}")
-"""Names of metrics: a program chooses them."""
 _MEMORY_MIB = 4096
 """Address space of a sandboxed program, which imports more than a policy's code does."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")

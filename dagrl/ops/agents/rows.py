@@ -61,7 +61,6 @@ class AgentRow:
     reward: float
     """The program's reward; NaN if it gave none."""
     images: tuple[SeenImage, ...] = ()
-    """Images of the prompt."""
 
 
 async def scored(ended: Mapping[int, Trajectory], score: ScoreGroup, timeout_s: float) -> dict[int, Trajectory]:

@@ -113,7 +113,6 @@ class Agent:
 
     setup: AgentSetup
     task: Mapping[str, object]
-    """The row that the program gets."""
     new_session: Callable[[Ask], Session]
     begun: int = 0
     """Tokens sampled by earlier calls."""
@@ -127,13 +126,11 @@ class Agent:
     """Its first row in that call."""
     _session: Session | None = None
     _trajectory: Trajectory | None = None
-    """Set when it has ended."""
     _failure: BaseException | None = None
     """Set if anything but the program has failed."""
     _waiting: list[WaitingRequest] = field(default_factory=list)
     _program: asyncio.Task[None] | None = None
     _admission: asyncio.Task[None] | None = None
-    """Waits for a slot."""
     _holds_slot: bool = False
     _clock: PausableTimeout = field(init=False)
 

@@ -38,7 +38,6 @@ _LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="long texts")
 
 
 type Ask = Callable[[GenerationRequest], Awaitable[Completion]]
-"""Samples one reply."""
 type _Given = tuple[Exchange | None, np.ndarray, list[PlacedImage]]
 """The exchange that a request follows, the tokens after it, and the images in them."""
 
@@ -53,7 +52,6 @@ class Wish:
 
     replies: int = 1
     limit: int | None = None
-    """Tokens of a reply at most."""
     stops: tuple[str, ...] = ()
     tools: tuple[dict[str, object], ...] = ()
     single_call: bool = False
@@ -72,7 +70,6 @@ class Reply:
     calls: tuple[Call, ...]
     call_ids: tuple[str, ...]
     finish_reason: str
-    """``stop`` or ``length``"""
     tokens: np.ndarray
     """Int64."""
     logprobs: np.ndarray
@@ -91,7 +88,6 @@ class Session:
     hermes: bool
     """Whether calls are written between marks, so that the text before them is known."""
     ask: Ask
-    """Samples one reply."""
     max_turns: int
     reader: ImageReader = field(default_factory=lambda: ImageReader(None))
     images: dict[str, SeenImage] = field(default_factory=dict)

@@ -84,7 +84,6 @@ class AgentSetup:
     parser: Callable[[Sequence[dict[str, object]]], Parser]
     """From the tools of a request to the parser of calls."""
     needs_reward: bool
-    """Whether a reward node takes the program's reward."""
     score: ScoreGroup | None
     """Gives the rewards of a group, if its trajectories are scored together."""
     slots: asyncio.Semaphore

@@ -56,9 +56,7 @@ class Exchange:
     reply: Completion | None = None
     """None until the reply has been sampled and the program has it."""
     followers: int = 0
-    """Requests that follow the reply."""
     images: tuple[PlacedImage, ...] = ()
-    """Images in `given`."""
 
     def path(self) -> list[Exchange]:
         found = [self]
@@ -98,7 +96,6 @@ class SampledSequence:
     """Policy version that sampled each token of the response, int32; -1 for tokens that were not sampled."""
     prompt_images: tuple[PlacedImage, ...] = ()
     images: tuple[PlacedImage, ...] = ()
-    """Images in the response."""
 
     @property
     def trained(self) -> int:
