@@ -31,6 +31,8 @@ from dagrl.rewards.endpoint import EndpointError, EndpointReply, EndpointSetupEr
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+type _Message = dict[str, Any]
+"""A message of a chat, or a part of its content."""
 type PendingReply = Callable[[], EndpointReply]
 """Waits for the reply to one question. Raises EndpointError or ValueError."""
 
@@ -95,7 +97,7 @@ def _conversation_text(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
-def _messages(node: JudgeNode, judged: Judged, images: PromptImages) -> list[dict[str, Any]]:
+def _messages(node: JudgeNode, judged: Judged, images: PromptImages) -> list[_Message]:
     system = [{"role": "system", "content": node.system}] if node.system else []
     return [*system, {"role": "user", "content": content(node.prompt, judged, images)}]
 
@@ -181,7 +183,7 @@ def _tokenizer(node: JudgeNode, resources: Resources) -> PreTrainedTokenizerBase
 
 def _tokens(
     tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[_Message],
     node: JudgeNode,
     images: PromptImages,
     settings: ImageSettings | None,
@@ -252,10 +254,10 @@ def _judge_score(
 
 
 type PromptImages = tuple[np.ndarray, ...]
-"""PromptImages of a prompt, uint8 [height, width, 3]."""
+"""Images of a prompt, uint8 [height, width, 3]."""
 
 
-def content(template: str, judged: Judged, images: PromptImages) -> str | list[dict[str, Any]]:
+def content(template: str, judged: Judged, images: PromptImages) -> str | list[_Message]:
     """The question as text, or as parts of types ``text`` and ``image`` if there are images.
 
     Only the prompt marks images: a response that has the same text keeps it.
@@ -267,15 +269,15 @@ def content(template: str, judged: Judged, images: PromptImages) -> str | list[d
     assert len(pieces) == len(images) + 1, "each image has its place in the prompt"
     texts = [before + pieces[0], *pieces[1:]]
     texts[-1] += after
-    parts: list[dict[str, Any]] = []
+    parts: list[_Message] = []
     for text, image in zip(texts, [*images, None], strict=True):
         parts += [{"type": "text", "text": text}] if text else []
         parts += [{"type": "image", "image": image}] if image is not None else []
     return parts
 
 
-def for_endpoint(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    def sent(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def for_endpoint(messages: Sequence[_Message]) -> list[_Message]:
+    def sent(part: _Message) -> _Message:
         return {"type": "image_url", "image_url": {"url": png_uri(part["image"])[0]}} if "image" in part else part
 
     return _with_parts(messages, sent)
@@ -295,12 +297,12 @@ def fitted(images: PromptImages, settings: ImageSettings) -> PromptImages:
 
 
 def without_tokens(
-    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, settings: ImageSettings
-) -> list[dict[str, Any]]:
+    messages: Sequence[_Message], tokenizer: PreTrainedTokenizerBase, settings: ImageSettings
+) -> list[_Message]:
     """Messages whose text does not look like an image: a response may have sampled its token."""
     placeholder = _placeholder(tokenizer, settings)
 
-    def cleaned(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    def cleaned(part: _Message) -> _Message:
         return {**part, "text": part["text"].replace(placeholder, "")} if "text" in part else part
 
     return _with_parts(messages, cleaned)
@@ -331,9 +333,7 @@ def _placeholder(tokenizer: PreTrainedTokenizerBase, settings: ImageSettings) ->
     return str(tokenizer.convert_ids_to_tokens(settings.token))
 
 
-def _with_parts(
-    messages: Sequence[Mapping[str, object]], change: Callable[[Mapping[str, object]], Mapping[str, object]]
-) -> list[dict[str, object]]:
+def _with_parts(messages: Sequence[_Message], change: Callable[[_Message], _Message]) -> list[_Message]:
     return [
         {**message, "content": [change(part) for part in message["content"]]}
         if isinstance(message["content"], list)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from dagrl.config.share import ALL, Share
 from dagrl.data.order.passes import Passes, Window
-from dagrl.data.order.sampler import Outcome
+from dagrl.data.order.sampler import Outcome, State
 
 _COLUMNS = ("row", "rate", "advantage", "seen", "waiting")
 
@@ -70,12 +70,12 @@ class Adaptive:
         self._table["seen"][places] = step
         self._table["waiting"][places] = 0
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         taken = {name: column[: len(self._index)].copy() for name, column in self._table.items()}
         first = {"seed": [*self._seed], "rows": self._rows, "passed": self._new.passed}
         return {"passed": self.passed, "draws": self._draws, "first": first, "table": taken}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: State) -> None:
         self.passed, self._draws = state["passed"], state["draws"]
         first = state["first"]
         if (first["seed"], first["rows"]) == ([*self._seed], self._rows):

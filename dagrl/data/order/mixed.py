@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from dagrl.data.order.passes import RowOrder
-from dagrl.data.order.sampler import Outcome, SourceRows, Unusable, prompt_id, row_of, source_of
+from dagrl.data.order.sampler import Outcome, SourceRows, State, Unusable, prompt_id, row_of, source_of
 
 _STATE = ("credit", "tokens", "counted", "charged", "open")
 _MEMORY = 1 - 1 / 1024
@@ -82,10 +81,10 @@ class Mixture:
         self._tokens[source] += tokens
         self._counted[source] += 1
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         return {name: getattr(self, f"_{name}").copy() for name in _STATE}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: State) -> None:
         for name in _STATE:
             setattr(self, f"_{name}", np.array(state[name], dtype=np.float64))
 
@@ -132,10 +131,10 @@ class Stages:
         if wanted and step >= self._began:
             self._reached |= all(metrics.get(name, -float("inf")) >= wanted[name] for name in wanted)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         return {"stage": self._stage, "began": self._began, "reached": self._reached, "current": self.current}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: State) -> None:
         self._stage = min(state["stage"], len(self._stages) - 1)
         self._began, self._reached = state["began"], state["reached"]
         if len(state["current"]) == len(self.current):
@@ -190,11 +189,11 @@ class MixedSources:
     def passed(self) -> list[int]:
         return [order.passed for order in self._orders]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         orders = {name: order.state() for name, order in zip(self._names, self._orders, strict=True)}
         return {"stages": self._stages.state(), "mixture": self._mixture.state(), "orders": orders}
 
-    def load(self, state: Mapping[str, Any], sources: Sequence[str]) -> None:
+    def load(self, state: State, sources: Sequence[str]) -> None:
         self._stages.load(state["stages"])
         if list(sources) == self._names:
             self._mixture.load(state["mixture"])

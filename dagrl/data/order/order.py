@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dagrl.config.share import ALL, Share
-from dagrl.data.order.sampler import Outcome, Sampler, SourceRows, prompt_id, row_of, source_of
+from dagrl.data.order.sampler import Outcome, Sampler, SourceRows, State, prompt_id, row_of, source_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class PromptOrder:
 
     # -- checkpoints
 
-    def after(self, step: int) -> dict[str, Any]:
+    def after(self, step: int) -> State:
         """The state after the takes of `step`, as JSON can hold it."""
         snapshot = self._snapshots[step]
         newest = self.newest_needed(step)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dagrl.data.order.sampler import Outcome, SourceRows, Unusable, prompt_id, row_of, source_of
+from dagrl.data.order.sampler import Outcome, SourceRows, State, Unusable, prompt_id, row_of, source_of
 from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.sampler import check_sampler
 
@@ -64,7 +64,7 @@ class OwnSampler:
     def passed(self) -> list[int]:
         return list(self._passed)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         state = self._call("state")
         try:
             text = json.dumps(state)
@@ -76,7 +76,7 @@ class OwnSampler:
             )
         return {"own": text, "passed": dict(zip(self._indices, self._passed, strict=True))}
 
-    def load(self, state: Mapping[str, Any], sources: Sequence[str]) -> None:
+    def load(self, state: State, sources: Sequence[str]) -> None:
         del sources
         self._passed = [state["passed"].get(name, 0) for name in self._indices]
         self._call("load", json.loads(state["own"]))

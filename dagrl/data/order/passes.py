@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from dagrl.config.share import ALL, Share
-from dagrl.data.order.sampler import Outcome
+from dagrl.data.order.sampler import Outcome, State
 
 Window = Callable[[int, int], tuple[np.ndarray, int]]
 """``window(epoch, place)``: rows of a piece of the epoch that holds `place`, int64, and the place of its first row."""
@@ -31,9 +31,9 @@ class RowOrder(Protocol):
 
     def observe(self, step: int, outcomes: Mapping[int, Outcome]) -> None: ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> State: ...
 
-    def load(self, state: Mapping[str, Any]) -> None: ...
+    def load(self, state: State) -> None: ...
 
 
 class Passes:
@@ -64,10 +64,10 @@ class Passes:
     def observe(self, step: int, outcomes: Mapping[int, Outcome]) -> None:
         pass
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         return {"passed": self.passed, "rows": self._rows}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: State) -> None:
         # The source may have other rows now: the place in the epoch stays.
         epoch, place = divmod(int(state["passed"]), int(state["rows"]))
         self.passed = epoch * self._rows + min(place, self._rows)

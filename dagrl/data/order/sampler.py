@@ -23,6 +23,10 @@ def row_of(prompt: int) -> int:
     return prompt & ((1 << _ROW_BITS) - 1)
 
 
+type State = dict[str, Any]
+"""What a checkpoint holds of an order: plain data, and numpy arrays before they are written as JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceRows:
     """A source, as a sampler sees it."""
@@ -87,10 +91,10 @@ class Sampler(Protocol):
         """Prompts of each source that were taken or passed over, over all epochs."""
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Plain data, or numpy arrays, that later calls do not change."""
         ...
 
-    def load(self, state: Mapping[str, Any], sources: Sequence[str]) -> None:
+    def load(self, state: State, sources: Sequence[str]) -> None:
         """`state` as JSON returns it, of a run with these `sources`."""
         ...

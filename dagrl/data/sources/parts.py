@@ -29,6 +29,10 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 """A surrogate, escaped or encoded; pairs of escaped ones are fine."""
 
 
+type Values = dict[str, list[Any]]
+"""Columns as Python objects."""
+
+
 class Part(Protocol):
     """The rows of a file, in groups that are read at once."""
 
@@ -46,7 +50,7 @@ class Part(Protocol):
         """Columns of a group, and fields of structs, as far as the file has them."""
         ...
 
-    def values(self, table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
+    def values(self, table: pa.Table, names: Sequence[str]) -> Values:
         """Whole columns of a table that `read` has returned, as Python objects; None where the file has none."""
         ...
 
@@ -89,7 +93,7 @@ class ParquetPart:
         except (OSError, pa.ArrowException) as error:
             raise ValueError(f"{self.title} cannot be read as parquet: {error}") from error
 
-    def values(self, table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
+    def values(self, table: pa.Table, names: Sequence[str]) -> Values:
         return python_values(table, names)
 
     def place(self, row: int) -> str:
@@ -115,7 +119,7 @@ class ArrowPart:
         known = [name for name in names if name in self.schema.names]
         return pa.Table.from_batches([self._batches[group]]).select(known)
 
-    def values(self, table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
+    def values(self, table: pa.Table, names: Sequence[str]) -> Values:
         return python_values(table, names)
 
     def place(self, row: int) -> str:
@@ -142,7 +146,7 @@ class JsonPart:
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         return self._texts.read(group, [_ROW, _TEXT])
 
-    def values(self, table: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
+    def values(self, table: pa.Table, names: Sequence[str]) -> Values:
         rows = self._rows(table)
         return {name: [row.get(name) for row in rows] for name in names}
 

@@ -6,14 +6,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dagrl.config.errors import suggest
 from dagrl.config.loading.prompt_files import PromptFile, files_of
 from dagrl.config.schema import SourceSpec
-from dagrl.data.sources.parts import ParquetPart, Part, part_of
+from dagrl.data.sources.parts import ParquetPart, Part, Values, part_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +122,7 @@ class Source:
     def folder(self, row: int) -> Path:
         return self.parts[self._part_with(row)].folder
 
-    def values(self, rows: Sequence[int], columns: Sequence[str]) -> dict[str, list[Any]]:
+    def values(self, rows: Sequence[int], columns: Sequence[str]) -> Values:
         """Columns of these rows by name, as Python objects; None where the file has no such column.
 
         A struct's field, such as ``extra_info.answer``, gives the whole struct, with at least this field.
@@ -130,7 +130,7 @@ class Source:
         Raises ValueError for a damaged row.
         """
         names = list(dict.fromkeys(column.partition(".")[0] for column in columns))
-        found: dict[str, list[Any]] = {name: [None] * len(rows) for name in names}
+        found: Values = {name: [None] * len(rows) for name in names}
         wanted = np.asarray(rows, dtype=np.int64)
         groups = np.searchsorted(self._ends, wanted, side="right")
         order = np.argsort(groups, kind="stable")

@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dagrl.ops.agents.messages import Message, RequestError, message_of
+from dagrl.ops.agents.messages import JsonObject, Message, RequestError, message_of
 from dagrl.ops.agents.session import Reply, Wish
 
 _MOST_REPLIES = 128
 
 
-def chat_request(body: Mapping[str, object], sent: dict[str, bytes]) -> tuple[list[Message], Wish]:
+def chat_request(body: JsonObject, sent: dict[str, bytes]) -> tuple[list[Message], Wish]:
     """Messages and options of a request; its images are added to `sent`. Raises RequestError.
 
     Sampling options other than lengths and ends are the node's: replies under others could not be trained on.
@@ -26,7 +26,7 @@ def chat_request(body: Mapping[str, object], sent: dict[str, bytes]) -> tuple[li
     return [message_of(message, sent) for message in messages], wish_of(body, limit, tools_of(body.get("tools"), body))
 
 
-def wish_of(body: Mapping[str, object], limit: object, tools: tuple[dict[str, object], ...] = ()) -> Wish:
+def wish_of(body: JsonObject, limit: object, tools: tuple[JsonObject, ...] = ()) -> Wish:
     """The options of a request. Raises RequestError."""
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise RequestError(f"the number of tokens must be at least 1, not {limit!r}")
@@ -43,7 +43,7 @@ def wish_of(body: Mapping[str, object], limit: object, tools: tuple[dict[str, ob
     return Wish(replies, limit, tuple(stops), tools, single)
 
 
-def tools_of(given: Any, body: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+def tools_of(given: Any, body: JsonObject) -> tuple[JsonObject, ...]:
     """Tools as chat templates describe them. Raises RequestError."""
     choice = body.get("tool_choice")
     if choice == "none":
@@ -67,9 +67,7 @@ def tools_of(given: Any, body: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple(tools)
 
 
-def chat_answer(
-    body: Mapping[str, object], replies: Sequence[Reply], tokens: Sequence[Sequence[str]]
-) -> dict[str, object]:
+def chat_answer(body: JsonObject, replies: Sequence[Reply], tokens: Sequence[Sequence[str]]) -> JsonObject:
     choices = [
         {
             "index": index,
@@ -82,11 +80,11 @@ def chat_answer(
     return {**_head("chat.completion", "chatcmpl", body), "choices": choices, "usage": usage_of(replies)}
 
 
-def chat_chunks(answer: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
+def chat_chunks(answer: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
     head = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     for choice in answer["choices"]:
         message = choice["message"]
-        first: dict[str, Any] = {"role": "assistant", "content": message["content"]}
+        first: JsonObject = {"role": "assistant", "content": message["content"]}
         if "reasoning_content" in message:
             first["reasoning_content"] = message["reasoning_content"]
         if "tool_calls" in message:
@@ -100,7 +98,7 @@ def chat_chunks(answer: Mapping[str, Any], *, with_usage: bool) -> Iterator[byte
     yield b"data: [DONE]\n\n"
 
 
-def text_request(body: Mapping[str, Any]) -> tuple[str | list[int], Wish]:
+def text_request(body: JsonObject) -> tuple[str | list[int], Wish]:
     """Prompt and options of a completion. Raises RequestError."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
@@ -114,9 +112,7 @@ def text_request(body: Mapping[str, Any]) -> tuple[str | list[int], Wish]:
     return prompt, wish_of(body, body.get("max_tokens"))
 
 
-def text_answer(
-    body: Mapping[str, object], replies: Sequence[Reply], tokens: Sequence[Sequence[str]]
-) -> dict[str, object]:
+def text_answer(body: JsonObject, replies: Sequence[Reply], tokens: Sequence[Sequence[str]]) -> JsonObject:
     choices = []
     for index, (reply, texts) in enumerate(zip(replies, tokens, strict=True)):
         logprobs = None
@@ -127,7 +123,7 @@ def text_answer(
     return {**_head("text_completion", "cmpl", body), "choices": choices, "usage": usage_of(replies)}
 
 
-def text_chunks(answer: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
+def text_chunks(answer: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
     for choice in answer["choices"]:
         yield event({**answer, "choices": [choice], "usage": None})
     if with_usage:
@@ -135,12 +131,12 @@ def text_chunks(answer: Mapping[str, Any], *, with_usage: bool) -> Iterator[byte
     yield b"data: [DONE]\n\n"
 
 
-def asks_for_logprobs(body: Mapping[str, object]) -> bool:
+def asks_for_logprobs(body: JsonObject) -> bool:
     """Whether a completion has log-probs: also with 0, which means those of sampled tokens alone."""
     return body.get("logprobs") is not None and body["logprobs"] is not False
 
 
-def asks_for_usage(body: Mapping[str, object]) -> bool:
+def asks_for_usage(body: JsonObject) -> bool:
     """Whether a stream ends with the usage. Raises RequestError."""
     options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
@@ -148,7 +144,7 @@ def asks_for_usage(body: Mapping[str, object]) -> bool:
     return bool(options.get("include_usage"))
 
 
-def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
+def event(data: JsonObject, name: str | None = None) -> bytes:
     return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
@@ -157,14 +153,14 @@ def usage_of(replies: Sequence[Reply]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def _head(kind: str, prefix: str, body: Mapping[str, object]) -> dict[str, object]:
+def _head(kind: str, prefix: str, body: JsonObject) -> JsonObject:
     name = body.get("model") or "policy"
     return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": name}
 
 
-def _message(reply: Reply) -> dict[str, object]:
+def _message(reply: Reply) -> JsonObject:
     # Servers of OpenAI send null beside calls.
-    message: dict[str, object] = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
+    message: JsonObject = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
     if reply.calls:
@@ -179,7 +175,7 @@ def _message(reply: Reply) -> dict[str, object]:
     return message
 
 
-def _logprobs(reply: Reply, texts: Sequence[str]) -> dict[str, object]:
+def _logprobs(reply: Reply, texts: Sequence[str]) -> JsonObject:
     content = [
         {"token": text, "logprob": logprob, "bytes": [*text.encode()], "top_logprobs": []}
         for text, logprob in zip(texts, reply.logprobs.tolist(), strict=True)

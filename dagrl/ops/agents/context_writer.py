@@ -7,13 +7,13 @@ import functools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dagrl.model_files.images import ImageSettings
 from dagrl.model_files.tokenizer import chat_text
-from dagrl.ops.agents.messages import FOLLOWING, Message, RequestError
+from dagrl.ops.agents.messages import FOLLOWING, JsonObject, Message, RequestError
 from dagrl.ops.turns.template import Answer, MessageWriter, RenderedText, nine_characters
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ class ContextWriter:
         """Characters that a token stands for at most."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
-    def conversation(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], images: Images = ()
-    ) -> np.ndarray:
+    def conversation(self, messages: Sequence[Message], tools: Sequence[JsonObject], images: Images = ()) -> np.ndarray:
         """Tokens of a whole conversation up to the next reply, int64, as prompts of a data set are written.
 
         `images` are those of its messages. Special tokens in what users and tools say are plain text. Raises

@@ -33,7 +33,7 @@ def main(descriptor: int) -> None:
     threading.Thread(target=loop.run_forever, name="runs", daemon=True).start()
     runs: dict[int, asyncio.Task[None]] = {}
 
-    async def run(number: int, url: str, key: str, row: Mapping[str, Any]) -> None:
+    async def run(number: int, url: str, key: str, row: Mapping[str, object]) -> None:
         answer: list[Any] = [number, None, {}, None]
         try:
             verdict = await program.run(url, key, row)

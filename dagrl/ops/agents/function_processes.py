@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from dagrl.ops.agents.programs import ProgramError, ProgramResult
 
@@ -40,7 +39,7 @@ class FunctionProcesses:
         self._processes: list[_Process | None] = [None] * count
         """Each is started for its first run, and again after it has died."""
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
+    async def run(self, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
         """Run the function in one of the processes; all on one event loop.
 
         Raises ProgramError if it fails or its process dies. Ends the run if cancelled.
@@ -82,7 +81,7 @@ class _Process:
         for work in (self._read, self._write):
             threading.Thread(target=work, name=f"agents' process {self._process.pid}", daemon=True).start()
 
-    async def run(self, number: int, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
+    async def run(self, number: int, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
         self._waiting[number] = future = self._loop.create_future()
         self._messages.put(json.dumps([number, base_url, key, row]).encode())
         try:

@@ -37,7 +37,7 @@ class FunctionProgram:
         threading.Thread(target=self._loop.run_forever, name="agents", daemon=True).start()
         self._transport: ClientTransport | None = None
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
+    async def run(self, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
         call = asyncio.run_coroutine_threadsafe(self._call(base_url, key, row), self._loop)
         return program_result(await asyncio.wrap_future(call))
 
@@ -61,7 +61,7 @@ class FunctionProgram:
         given = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), self._loop))
         return [program_result(result) for result in given]
 
-    async def _call(self, base_url: str, key: str, row: Mapping[str, Any]) -> Any:
+    async def _call(self, base_url: str, key: str, row: Mapping[str, object]) -> Any:
         client = self._client(base_url, key)
         try:
             with ending_children(self._function):

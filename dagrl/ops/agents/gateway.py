@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
 
 from dagrl.ops.agents.chat_api import (
     asks_for_logprobs,
@@ -17,7 +17,7 @@ from dagrl.ops.agents.chat_api import (
     text_chunks,
     text_request,
 )
-from dagrl.ops.agents.messages import RequestError, reply_message
+from dagrl.ops.agents.messages import JsonObject, RequestError, reply_message
 from dagrl.ops.agents.responses_api import responses_answer, responses_events, responses_request
 from dagrl.ops.agents.session import Reply, Session, TurnLimitError
 from dagrl.ops.agents.tree import ContextLengthError
@@ -68,7 +68,7 @@ class Gateway:
         return runner.addresses[0][1]
 
     def _answering(
-        self, answer: Callable[[Session, Mapping[str, object]], Awaitable[tuple[dict[str, object], Iterable[bytes]]]]
+        self, answer: Callable[[Session, JsonObject], Awaitable[tuple[JsonObject, Iterable[bytes]]]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         from aiohttp import web
 
@@ -81,7 +81,7 @@ class Gateway:
             except (ValueError, LookupError, RecursionError):
                 # An unknown charset is a LookupError.
                 return _refusal(400, "the request is not JSON", "invalid_request")
-            if not isinstance(body, Mapping):
+            if not isinstance(body, dict):
                 return _refusal(400, "the request is a JSON object", "invalid_request")
             try:
                 whole, events = await answer(session, body)
@@ -110,7 +110,7 @@ class Gateway:
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "dagrl"}
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _chat(self, session: Session, body: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
+    async def _chat(self, session: Session, body: JsonObject) -> tuple[JsonObject, Iterable[bytes]]:
         sent: dict[str, bytes] = {}
         with_usage = asks_for_usage(body)
         messages, wish = chat_request(body, sent)
@@ -119,14 +119,14 @@ class Gateway:
         answer = chat_answer(body, replies, [_texts(session, reply, body) for reply in replies])
         return answer, chat_chunks(answer, with_usage=with_usage)
 
-    async def _text(self, session: Session, body: Mapping[str, object]) -> tuple[dict[str, object], Iterable[bytes]]:
+    async def _text(self, session: Session, body: JsonObject) -> tuple[JsonObject, Iterable[bytes]]:
         with_usage = asks_for_usage(body)
         prompt, wish = text_request(body)
         replies = await session.continue_text(prompt, wish)
         answer = text_answer(body, replies, [_texts(session, reply, body) for reply in replies])
         return answer, text_chunks(answer, with_usage=with_usage)
 
-    async def _responses(self, session: Session, body: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[bytes]]:
+    async def _responses(self, session: Session, body: JsonObject) -> tuple[JsonObject, Iterable[bytes]]:
         sent: dict[str, bytes] = {}
         messages, wish = responses_request(body, session.conversations, sent)
         await session.see(sent)
@@ -137,7 +137,7 @@ class Gateway:
         return answer, responses_events(answer)
 
 
-def _texts(session: Session, reply: Reply, body: Mapping[str, object]) -> list[str]:
+def _texts(session: Session, reply: Reply, body: JsonObject) -> list[str]:
     """The text of each token, if the request asks for log-probs."""
     if not asks_for_logprobs(body):
         return []

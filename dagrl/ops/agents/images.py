@@ -6,16 +6,15 @@ import asyncio
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakValueDictionary
 
 from dagrl.data.batch import Batch
 from dagrl.data.image_column import images_at
 from dagrl.model_files.images import ImageSettings, marked_parts, png_uri, resized
-from dagrl.ops.agents.messages import RequestError
+from dagrl.ops.agents.messages import JsonObject, RequestError
 from dagrl.ops.agents.tree import SeenImage
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -75,7 +74,7 @@ class RowImages:
     def by_key(self) -> dict[str, SeenImage]:
         return dict(zip(self.keys, self.seen, strict=True))
 
-    def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def messages(self, messages: Sequence[JsonObject]) -> list[JsonObject]:
         """Messages of the data set with the images where they are marked, as OpenAI's protocol has them."""
         if not self.urls:
             return [dict(message) for message in messages]

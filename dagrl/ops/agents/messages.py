@@ -21,7 +21,8 @@ class RequestError(ValueError):
     """A request that the endpoint cannot answer."""
 
 
-type Message = dict[str, Any]
+type JsonObject = dict[str, Any]
+type Message = JsonObject
 """``role`` and ``content``; an assistant's may have ``tool_calls`` whose arguments are objects.
 
 The content is a string, or with images a list of parts ``{type: text, text}`` and ``{type: image}``; ``images`` then
@@ -130,7 +131,7 @@ def reply_message(text: str, calls: Sequence[Call], ids: Sequence[str]) -> Messa
     return message
 
 
-def _call_of(call: Any) -> dict[str, Any]:
+def _call_of(call: Any) -> JsonObject:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"a tool call has a function with a name, unlike {call!r:.80}")

@@ -70,7 +70,7 @@ class ProgramResult:
 class Program(Protocol):
     """A way to run the user's program."""
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
+    async def run(self, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
         """Run it to its end, on the endpoint's event loop. Raises ProgramError; ends it if cancelled."""
 
 
@@ -115,7 +115,7 @@ class CommandProgram:
         self._command = (sys.executable, *command[1:]) if command[0] == "python" else command
         self._env, self._folder, self._hide = env, folder, hiding({"env": env})
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
+    async def run(self, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
         with TemporaryDirectory(prefix="dagrl-agent-") as made:
             result, output, task = (Path(made, name) for name in ("result.json", "output", "task.json"))
             # A file, as a program may end before it has read a pipe.
@@ -152,7 +152,7 @@ class SandboxedProgram:
         self._env, self._timeout_s, self._hide = spec.env, spec.timeout_s, hiding({"env": spec.env})
         self._threads = ThreadPoolExecutor(spec.max_running, thread_name_prefix="sandboxed agent")
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
+    async def run(self, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
         endpoint = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": _RESULT}
         run = partial(
             sandbox.run,
@@ -179,7 +179,7 @@ class ServiceProgram:
         self._url = url
         self._client: aiohttp.ClientSession | None = None
 
-    async def run(self, base_url: str, key: str, row: Mapping[str, Any]) -> ProgramResult:
+    async def run(self, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
         import aiohttp
 
         from dagrl.bounded_http import AnswerError

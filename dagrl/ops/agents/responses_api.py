@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dagrl.ops.agents.chat_api import event, tools_of, usage_of, wish_of
-from dagrl.ops.agents.messages import Message, RequestError, message_of
+from dagrl.ops.agents.messages import JsonObject, Message, RequestError, message_of
 from dagrl.ops.agents.session import Reply, Wish
 
 
 def responses_request(
-    body: Mapping[str, object], conversations: Mapping[str, list[Message]], sent: dict[str, bytes]
+    body: JsonObject, conversations: Mapping[str, list[Message]], sent: dict[str, bytes]
 ) -> tuple[list[Message], Wish]:
     """Messages and options of a request; `conversations` by the id of their last response.
 
@@ -41,8 +41,8 @@ def responses_request(
     return messages, wish
 
 
-def responses_answer(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
-    output: list[dict[str, Any]] = []
+def responses_answer(body: JsonObject, reply: Reply) -> JsonObject:
+    output: list[JsonObject] = []
     if reply.reasoning:
         thought = {"type": "summary_text", "text": reply.reasoning}
         output.append({"id": _id("rs"), "type": "reasoning", "summary": [thought]})
@@ -82,7 +82,7 @@ def responses_answer(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
     }
 
 
-def responses_events(answer: Mapping[str, Any]) -> Iterator[bytes]:
+def responses_events(answer: JsonObject) -> Iterator[bytes]:
     number = 0
 
     def made(kind: str, **fields: Any) -> bytes:
@@ -115,7 +115,7 @@ def responses_events(answer: Mapping[str, Any]) -> Iterator[bytes]:
 
 def _messages(items: Sequence[Any], sent: dict[str, bytes]) -> list[Message]:
     """Items as messages: a text and the calls after it are one message of the assistant."""
-    messages: list[dict[str, Any]] = []
+    messages: list[JsonObject] = []
     for item in items:
         if not isinstance(item, Mapping):
             raise RequestError(f"an item of `input` is an object, not {item!r:.80}")

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from dagrl.config.errors import counted
 from dagrl.model_files.tokenizer import begun_text
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.images import ImageReader
-from dagrl.ops.agents.messages import Message, key_of, reply_message, with_names
+from dagrl.ops.agents.messages import JsonObject, Message, key_of, reply_message, with_names
 from dagrl.ops.agents.tree import (
     ContextLengthError,
     Exchange,
@@ -83,7 +82,7 @@ class Session:
 
     tree: TrajectoryTree
     writer: ContextWriter
-    parser: Callable[[Sequence[dict[str, Any]]], Parser]
+    parser: Callable[[Sequence[JsonObject]], Parser]
     """From the tools of a request to the parser of calls."""
     hermes: bool
     """Whether calls are written between marks, so that the text before them is known."""
