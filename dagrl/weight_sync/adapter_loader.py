@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -149,14 +150,15 @@ class AdapterLoader:
             _log.warning("the engine's places of %s are not known; each sync is slow", shortened(sorted(unknown)))
             return
         replays = [Replay(list(_copies(layout, places))) for layout in self.manifest.buckets]
-        targets = [place.target for each in places.values() for place in each]
+        all_places = [*chain.from_iterable(places.values())]
+        targets = [place.target for place in all_places]
         random = {name: torch.randn_like(tensor) for name, tensor in self._tensors.items()}
         self._take(random)
         expected = [target.clone() for target in targets]
         for target in targets:
             target.zero_()
         self._places, self._replays, self._multiplied = places, replays, {}
-        for place in (place for each in places.values() for place in each):
+        for place in all_places:
             if place.factor != 1:
                 self._multiplied.setdefault(place.factor, []).append(place.target)
         self._write(random)

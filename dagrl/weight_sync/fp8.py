@@ -7,7 +7,7 @@ Weights become e4m3 values with float32 scales: one for each block of 128 x 128,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -63,7 +63,8 @@ class Fp8Exporter:
         owned = (bucket.nbytes for bucket in exporter.manifest.buckets if bucket.owner == self._rank)
         self._scratch = ReleasableBuffer(max(owned, default=0), self.device)
         self._scratch.release()
-        self._plans: dict[int, tuple[Tensor, _BucketPlan]] = {}
+        self._plans: dict[int, tuple[Tensor, CopyPlan, list[_Alike]]] = {}
+        """Index of a bucket -> the buffer it was planned for, copies, and weights to quantise."""
 
     @contextmanager
     def exporting(self) -> Iterator[None]:
@@ -83,10 +84,12 @@ class Fp8Exporter:
             self._exporter.fill(index, None)
             return
         self._exporter.fill(index, self._scratch.bytes)
-        known = self._plans.get(index)
-        if known is None or known[0] is not buffer:
-            known = self._plans[index] = buffer, self._plan(index, buffer)
-        known[1].run()
+        if index not in self._plans or self._plans[index][0] is not buffer:
+            self._plans[index] = buffer, *self._plan(index, buffer)
+        _, copies, alike = self._plans[index]
+        copies.run()
+        for group in alike:
+            group.run()
 
     def _layout(self, bucket: BucketLayout) -> BucketLayout:
         described: list[Described] = []
@@ -99,7 +102,7 @@ class Fp8Exporter:
                 described.append((tensor.name, getattr(torch, tensor.dtype), tensor.shape))
         return replace(BucketLayout.of(described), owner=bucket.owner)
 
-    def _plan(self, index: int, buffer: Tensor) -> _BucketPlan:
+    def _plan(self, index: int, buffer: Tensor) -> tuple[CopyPlan, list[_Alike]]:
         places = dict(self.manifest.buckets[index].views(buffer))
         copied: list[tuple[Tensor, Tensor]] = []
         alike: dict[tuple[int, ...], _Alike] = {}
@@ -112,7 +115,7 @@ class Fp8Exporter:
                 group.scales.append(places[name + self._fp8.scale_suffix])
             else:
                 copied.append((places[name], source))
-        return _BucketPlan(CopyPlan(copied), list(alike.values()))
+        return CopyPlan(copied), list(alike.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +128,9 @@ class _Alike:
     scales: list[Tensor]
 
     def run(self) -> None:
-        each = max(1, _ELEMENTS // self.sources[0].numel())
-        for first in range(0, len(self.sources), each):
-            part = slice(first, first + each)
+        count = max(1, _ELEMENTS // self.sources[0].numel())
+        for first in range(0, len(self.sources), count):
+            part = slice(first, first + count)
             values, scales = quantise(torch.stack(self.sources[part]), self.granularity)
             torch._foreach_copy_(self.values[part], list(values.view(torch.uint8).unbind()))
             torch._foreach_copy_(self.scales[part], list(scales.unbind()))
-
-
-@dataclass(frozen=True, slots=True)
-class _BucketPlan:
-    copies: CopyPlan
-    alike: Sequence[_Alike]
-
-    def run(self) -> None:
-        self.copies.run()
-        for group in self.alike:
-            group.run()

@@ -67,7 +67,7 @@ class WeightLoader:
             self._recording = None
         self.manifest = manifest
         parameters = self._parameters() if self._recording is None else {}
-        constants = self._recording.constants if self._recording else [(each, 0.0) for each in parameters.values()]
+        constants = self._recording.constants if self._recording else [(weight, 0.0) for weight in parameters.values()]
         with torch.no_grad():
             # _foreach_zero_ rejects an empty list.
             if zeros := [as_bytes(tensor) for tensor, value in constants if value == 0]:
