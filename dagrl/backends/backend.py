@@ -14,6 +14,7 @@ from dagrl.backends.planning.changes import Edit, Ladder, LayoutChoice, Room, ge
 from dagrl.backends.planning.costs import EngineCosts
 from dagrl.backends.planning.memory import EngineMemory, memory_in_worker
 from dagrl.backends.planning.planned_engine import PlannedEngine
+from dagrl.backends.tested import LibraryVersions
 from dagrl.backends.tool_calls import Parser
 from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
@@ -102,8 +103,8 @@ class Backend[Spec: EngineSpec](ABC):
     """One line for ``dagrl doctor``."""
     requires: tuple[str, ...] = ()
     """Packages that it imports, by their import names."""
-    release: str | None = None
-    """Version of the first of `requires` that it is written for; builds may have other names. None for any."""
+    tested: LibraryVersions | None = None
+    """Versions of the first of `requires` that were tested; None for any that dagrl's own requirements allow."""
     gpu_requires: tuple[str, ...] = ()
     """Further packages on a machine with GPUs."""
     builds_families: bool = False

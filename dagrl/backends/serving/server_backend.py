@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from dagrl.backends.backend import Backend, EngineStart, WeightReader
+from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightReader
+from dagrl.backends.extra_fields import check_extra
+from dagrl.backends.serving.client import ServerError
 from dagrl.backends.serving.section import ROUTED_EXPERTS, ServerSpec
 from dagrl.backends.serving.share import ServerShare
+from dagrl.backends.tested import LibraryVersions
 from dagrl.config.schema import LogprobNode, ModelSpec, Pipeline
 
 if TYPE_CHECKING:
@@ -22,10 +26,20 @@ class ServerBackend[Spec: ServerSpec](Backend[Spec]):
     """A backend whose engines are servers."""
 
     section: type[Spec]
+    tested: LibraryVersions
 
     @abstractmethod
     def start(self, model: ModelSpec, spec: Spec, share: ServerShare) -> GenerateEngine:
         """Start the processes of a server on this machine, and return the engine of the worker that starts them."""
+
+    def validate(self, check: EngineCheck[Spec]) -> None:
+        """The version of the library, as far as it is installed here, and fields of ``extra``."""
+        engine, group = check.engine, check.pipeline.groups.get(check.engine.group or "")
+        on_gpus = group is None or not group.is_cpu
+        if problem := self.tested.problem(engine.environment, on_gpus=on_gpus, allow_untested=engine.allow_untested):
+            place = (*check.place, "environment" if engine.environment else "backend")
+            check.findings.error(place, problem, "untested-version", depends_on=[("groups",)])
+        check_extra(check)
 
     def weight_reader(self, engine: Spec) -> WeightReader | None:
         """Servers read their model's folder, quantised or not, unless ``server`` says how to read it."""
@@ -39,6 +53,10 @@ class ServerBackend[Spec: ServerSpec](Backend[Spec]):
         pipeline, ranks = start.pipeline, start.ranks
         spec = section_to_start(pipeline, start.name)
         assert isinstance(spec, self.section)
+        if find_spec(self.requires[0]) is None:
+            raise ServerError(f"{self.tested.title} is not installed; {self.tested.remedy}")
+        if problem := self.tested.problem(None, on_gpus=bool(start.gpus), allow_untested=spec.allow_untested):
+            raise ServerError(problem)
         group = pipeline.groups[str(spec.group)]
         slot = spec.slots(group)[ranks.rank]
         if ranks.listen_fd is not None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dagrl.weight_sync.adapter_loader import Place
+
+if TYPE_CHECKING:
+    from sglang.srt.lora.lora_manager import LoRAManager
+    from sglang.srt.lora.lora_registry import LoRARef
+    from sglang.srt.managers.io_struct import LoRAUpdateOutput
 
 NAME = "policy"
 """Name and id of the adapter."""
@@ -21,14 +26,14 @@ _JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pr
 _LAYER = re.compile(r"(.*\blayers\.(\d+)\..*)\.lora_A\.weight")
 
 
-def adapter_reference() -> Any:
+def adapter_reference() -> LoRARef:
     """SGLang's record of the adapter. Its path is never read."""
     from sglang.srt.lora.lora_registry import LoRARef
 
     return LoRARef(lora_id=NAME, lora_name=NAME, lora_path="sent-by-the-trainer", pinned=False)
 
 
-def find_manager() -> Any:
+def find_manager() -> LoRAManager:
     """The LoRAManager of a scheduler process. SGLang gives weight loaders only the model, which does not name it."""
     from sglang.srt.lora.lora_manager import LoRAManager
 
@@ -38,8 +43,7 @@ def find_manager() -> Any:
 class SglangAdapters:
     """`Adapters` of a scheduler process."""
 
-    def __init__(self, manager: Any, alpha: float) -> None:
-        """`manager`: SGLang's LoRAManager."""
+    def __init__(self, manager: LoRAManager, alpha: float) -> None:
         self._manager, self._alpha = manager, alpha
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
@@ -103,6 +107,6 @@ def _server_layers(names: Mapping[str, object]) -> Iterator[tuple[int, str, list
             yield int(match[2]), joined, [f"{prefix}.{part}" for part in _JOINED[joined]]
 
 
-def _raise_unless(result: Any) -> None:
+def _raise_unless(result: LoRAUpdateOutput) -> None:
     if not result.success:
         raise ValueError(f"SGLang did not take the adapters: {result.error_message}")

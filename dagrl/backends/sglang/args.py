@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from dagrl.backends.serving.share import ServerShare
 from dagrl.backends.sglang.adapters import LAYERS
@@ -16,15 +15,15 @@ WEIGHT_LOADER = "dagrl.backends.sglang.loader.update_weights"
 ADAPTER_LOADER = "dagrl.backends.sglang.loader.update_adapters"
 """The same for an update of low-rank adapters."""
 
-_DEFAULTS: dict[str, Any] = {"log_level": "warning"}
-_GPU_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: dict[str, object] = {"log_level": "warning"}
+_GPU_DEFAULTS: dict[str, object] = {
     "dtype": "bfloat16",
     # Capturing prefill graphs adds a minute to each start, and a rollout is mostly decoding.
     "cuda_graph_backend_prefill": "disabled",
     "sampling_backend": FUSED,
 }
-_SLEEPER_DEFAULTS: dict[str, Any] = {"mem_fraction_static": SLEEPER_FRACTION}
-_CPU_DEFAULTS: dict[str, Any] = {
+_SLEEPER_DEFAULTS: dict[str, object] = {"mem_fraction_static": SLEEPER_FRACTION}
+_CPU_DEFAULTS: dict[str, object] = {
     "dtype": "float32",
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
@@ -46,7 +45,7 @@ def server_arguments(
     folder: Path,
     *,
     positions: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Keyword arguments of ServerArgs for one machine's share of a server, for a model with so many positions."""
     on_gpus, sleeps, adapter = bool(share.gpus), share.sleeps, share.adapter
     own_weights = spec.weights_from is None or adapter is not None
@@ -54,13 +53,13 @@ def server_arguments(
     defaults = _DEFAULTS | (_GPU_DEFAULTS if on_gpus else _CPU_DEFAULTS) | (_SLEEPER_DEFAULTS if saves_memory else {})
     given = defaults | (_adapter_arguments(adapter, on_gpus) if adapter is not None else {}) | spec.server
     if on_gpus and not any(field.startswith(("cuda_graph_bs", "cuda_graph_max_bs")) for field in spec.server):
-        given["cuda_graph_max_bs_decode"] = min(given.get("max_running_requests") or LARGEST_GRAPH, LARGEST_GRAPH)
+        given["cuda_graph_max_bs_decode"] = min(spec.server.get("max_running_requests") or LARGEST_GRAPH, LARGEST_GRAPH)
     if spec.page_size > 1:
         given["page_size"] = spec.page_size
     return given | {
         "model_path": str(folder),
         # Samples may use the context of the file, or of the model, in full.
-        "context_length": (given.get("context_length") or positions) + KEPT_BACK,
+        "context_length": (spec.server.get("context_length") or positions) + KEPT_BACK,
         "load_format": given.get("load_format", "auto") if own_weights else "dummy",
         "skip_tokenizer_init": True,
         "custom_weight_loader": [WEIGHT_LOADER, ADAPTER_LOADER],
@@ -73,7 +72,7 @@ def server_arguments(
     }
 
 
-def _adapter_arguments(adapter: SentAdapter, on_gpus: bool) -> dict[str, Any]:
+def _adapter_arguments(adapter: SentAdapter, on_gpus: bool) -> dict[str, object]:
     return {
         "enable_lora": True,
         "max_loras_per_batch": 1,
@@ -83,7 +82,7 @@ def _adapter_arguments(adapter: SentAdapter, on_gpus: bool) -> dict[str, Any]:
     }
 
 
-def _meeting_point(spec: SglangEngineSpec, share: ServerShare) -> dict[str, Any]:
+def _meeting_point(spec: SglangEngineSpec, share: ServerShare) -> dict[str, object]:
     if share.nodes > 1 or spec.server.get("enable_dp_attention"):
         return {
             "dist_init_addr": f"{share.ranks.master_addr}:{share.ranks.master_port}",

@@ -1,6 +1,6 @@
-"""Requests to a server, in SGLang 0.5.17's API. Other versions need changes here and in `server.py`.
+"""Requests to a server, through SGLang's Python interface; `versions.py` has what differs between its versions.
 
-All of it runs on the server's event loop. Restrictions of this version:
+All of it runs on the server's event loop. Restrictions of SGLang:
 
 - An update that flushes the cache kills the server while requests are running. So the cache is flushed by a separate
   request, which waits until it is idle.
@@ -15,7 +15,7 @@ import contextlib
 import operator
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,9 +34,13 @@ from dagrl.backends.serving.client import (
 from dagrl.backends.sglang.adapters import NAME, adapter_reference
 from dagrl.backends.sglang.args import ADAPTER_LOADER, WEIGHT_LOADER
 from dagrl.backends.sglang.layout import KEPT_BACK, kept_of_cache
+from dagrl.backends.sglang.versions import aborted_error, weight_update
 from dagrl.config.schema import SamplingSpec
 from dagrl.config.schema.engine import SentAdapter
 from dagrl.model_files.images import ImageSettings
+
+if TYPE_CHECKING:
+    from sglang.srt.entrypoints.engine import Engine
 
 _FIRST, _SECOND = operator.itemgetter(0), operator.itemgetter(1)
 _LOOK_EVERY = 16
@@ -54,7 +58,7 @@ class Client:
 
     def __init__(
         self,
-        engine: Any,
+        engine: Engine,
         routing: tuple[int, int] | None,
         adapter: SentAdapter | None = None,
         vision: ImageSettings | None = None,
@@ -73,7 +77,7 @@ class Client:
 
     def parameters(
         self, sampling: SamplingSpec, left: int, seed: int, begun: int, stops: Sequence[int]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """See `ServerClient.parameters`. SGLang draws by the seed and a token's position."""
         return {
             "temperature": sampling.temperature,
@@ -91,13 +95,11 @@ class Client:
         self,
         rid: str,
         tokens: list[int],
-        sampling: dict[str, Any],
+        sampling: Mapping[str, Any],
         cache_key: str,
         images: Images = (),
         until: Until | None = None,
     ) -> ServerResponse:
-        from sglang.srt.managers.tokenizer_manager import RequestAbortedError
-
         try:
             answer = await self._asked(
                 until,
@@ -110,7 +112,7 @@ class Client:
                 extra_key=cache_key,
                 image_data=self._image_data(images),
             )
-        except RequestAbortedError as error:
+        except aborted_error() as error:
             return ServerResponse("abort", str(error), NO_TOKENS, NO_LOGPROBS, None)
         meta, sampled = answer["meta_info"], answer["output_ids"]
         reason = meta["finish_reason"]
@@ -134,9 +136,7 @@ class Client:
         return arguments.dp_size == 1 and not arguments.disable_radix_cache
 
     async def remember(self, rid: str, tokens: list[int], cache_key: str, images: Images = ()) -> None:
-        from sglang.srt.managers.tokenizer_manager import RequestAbortedError
-
-        with contextlib.suppress(RequestAbortedError):
+        with contextlib.suppress(aborted_error()):
             await self._asked(
                 None,
                 rid=rid,
@@ -149,8 +149,6 @@ class Client:
     async def score(
         self, rid: str, tokens: list[int], start: int, cache_key: str, top_k: int = 0
     ) -> ResponseScores | None:
-        from sglang.srt.managers.tokenizer_manager import RequestAbortedError
-
         try:
             answer = await self._asked(
                 None,
@@ -166,7 +164,7 @@ class Client:
                 return_flat_raw_top_logprobs_b64=top_k > 0,
                 extra_key=cache_key,
             )
-        except RequestAbortedError:
+        except aborted_error():
             return None
         meta = answer["meta_info"]
         if meta["finish_reason"] and meta["finish_reason"]["type"] == "abort":
@@ -184,7 +182,7 @@ class Client:
             _candidates(meta, "val", np.float32) if top_k else np.zeros((len(scored), 0), np.float32),
         )
 
-    def _image_data(self, images: Images) -> list[dict[str, Any]] | None:
+    def _image_data(self, images: Images) -> list[dict[str, object]] | None:
         """Images as SGLang's processor would pass them on, so that it leaves tokens and sizes as they are."""
         if not images:
             return None
@@ -192,7 +190,7 @@ class Client:
         pixels, grids = patches(images, self._vision, torch.device("cpu"), torch.float32)
         return [{"format": "processor_output", "pixel_values": pixels, "image_grid_thw": grids}]
 
-    async def _asked(self, until: Until | None, rid: str, **request: Any) -> dict[str, Any]:
+    async def _asked(self, until: Until | None, rid: str, **request: object) -> dict[str, Any]:
         from fastapi import HTTPException
         from sglang.srt.managers.io_struct import GenerateReqInput
 
@@ -224,7 +222,7 @@ class Client:
         state = self._manager.rid_to_state.get(rid)
         return len(state.output_ids) if state is not None else 0
 
-    def _experts(self, meta: dict[str, Any]) -> np.ndarray | None:
+    def _experts(self, meta: Mapping[str, Any]) -> np.ndarray | None:
         if self._routing is None or not meta.get("routed_experts"):
             return None
         import pybase64
@@ -278,14 +276,15 @@ class Client:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
         data = pickle.dumps([("payload", _Bytes(payload))], protocol=5)
-        success, message = await self._manager.update_weights_from_tensor(
-            UpdateWeightsFromTensorReqInput(
-                serialized_named_tensors=[data] * self._engine.server_args.tp_size,
-                load_format=loader,
-                flush_cache=False,
-                weight_version=version,
+        async with weight_update(self._manager, changes_weights=loader == WEIGHT_LOADER and bool(payload)):
+            success, message = await self._manager.update_weights_from_tensor(
+                UpdateWeightsFromTensorReqInput(
+                    serialized_named_tensors=[data] * self._engine.server_args.tp_size,
+                    load_format=loader,
+                    flush_cache=False,
+                    weight_version=version,
+                )
             )
-        )
         if not success:
             raise ServerError(f"SGLang could not load new weights: {message}")
 
@@ -342,5 +341,5 @@ class _Bytes:
     def __init__(self, content: bytes) -> None:
         self._content = content
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return torch.ByteTensor, (list(self._content),)

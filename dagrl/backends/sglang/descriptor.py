@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagrl.backends.backend import EngineCheck
-from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.changes import Ladder, Room
 from dagrl.backends.planning.memory import EngineMemory
@@ -20,6 +19,7 @@ from dagrl.backends.sglang.memory import server_memory
 from dagrl.backends.sglang.section import SglangEngineSpec
 from dagrl.backends.sglang.server_rules import check_server
 from dagrl.backends.sglang.tool_parsers import parser_names, tool_parser
+from dagrl.backends.sglang.versions import TESTED
 from dagrl.backends.tool_calls import Parser
 from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline
 
@@ -35,10 +35,11 @@ class SglangBackend(ServerBackend[SglangEngineSpec]):
     requires = ("sglang",)
     section = SglangEngineSpec
     any_layout = ANY_LAYOUT
+    tested = TESTED
 
     def validate(self, check: EngineCheck[SglangEngineSpec]) -> None:
         """Fields of ServerArgs, the place of servers, their model, and the route of new weights."""
-        check_extra(check)
+        super().validate(check)
         check_server(check)
         check_fp8(check, _split(check.engine), packs_blocks=True)
 

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from dagrl.backends.serving.engine import ServerEngine
 from dagrl.backends.serving.gpu_memory import gpu_memory
-from dagrl.backends.serving.installed import check_installed
 from dagrl.backends.serving.model_folder import model_folder
 from dagrl.backends.serving.section import ROUTED_EXPERTS
 from dagrl.backends.serving.share import ServerShare
@@ -21,9 +20,6 @@ from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
 from dagrl.model_files.images import image_settings
 from dagrl.model_files.library_model import load_hf_config
-
-SGLANG_VERSION = "0.5.17"
-"""Version that `client.py` and `server.py` support: they use internals of SGLang."""
 
 
 class SglangEngine(ServerEngine[SglangEngineSpec]):
@@ -47,7 +43,6 @@ def start_server(model: ModelSpec, spec: SglangEngineSpec, share: ServerShare) -
 
     Raises ValueError for an invalid model or argument, ServerError if the server fails or is not ready in time.
     """
-    check_installed("SGLang", "sglang", SGLANG_VERSION, "install it with `uv pip install -r requirements/sglang.txt`")
     # Switches of SGLang without arguments: CUDA graphs whose memory can be released, further machines without an HTTP
     # server, a context longer than the model's positions, whose last tokens are not used, and kernels for fp8 compiled
     # when they are needed instead of for all lengths, which can take 20 minutes on a new machine.

@@ -14,13 +14,17 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.server_args import ServerArgs
 
 _ROPE_HEADS = (64, 128, 256, 512)
 """Sizes of attention heads for which SGLang has the fused kernel of rotary embeddings."""
 
 
-def compile_ahead(server_args: Any) -> None:
+def compile_ahead(server_args: ServerArgs) -> None:
     """Begin to compile the kernels of a model on threads; `server_args` are SGLang's. Returns at once."""
     import torch
 
@@ -48,7 +52,7 @@ def compile_ahead(server_args: Any) -> None:
         threading.Thread(target=_compile, args=(kernel,), daemon=True).start()
 
 
-def kernels(config: Mapping[str, Any], *, ranks: int, dtype: Any, cache_bytes: int) -> list[partial[Any]]:
+def kernels(config: Mapping[str, Any], *, ranks: int, dtype: torch.dtype, cache_bytes: int) -> list[partial[object]]:
     """Calls that compile the kernels of a transformer with rotary embeddings, or load them, by its Hugging Face config.
 
     `ranks` share the heads of attention; an element of the cache has `cache_bytes`. Empty for latent attention, whose
@@ -66,7 +70,7 @@ def kernels(config: Mapping[str, Any], *, ranks: int, dtype: Any, cache_bytes: i
         return []
     head_size = config.get("head_dim") or config["hidden_size"] // heads
     row_bytes = max(1, (config.get("num_key_value_heads") or heads) // ranks) * head_size * cache_bytes
-    found: list[partial[Any]] = [
+    found: list[partial[object]] = [
         partial(activation_module, dtype),
         partial(_jit_clamp_position_module, torch.int64),
         partial(_jit_kvcache_module, row_bytes, row_bytes),
@@ -79,7 +83,7 @@ def kernels(config: Mapping[str, Any], *, ranks: int, dtype: Any, cache_bytes: i
     return found
 
 
-def all_reduce_kernels(ranks: int, dtype: Any) -> list[partial[Any]]:
+def all_reduce_kernels(ranks: int, dtype: torch.dtype) -> list[partial[object]]:
     """The same of sums between ranks of a machine."""
     from sglang.kernels.jit.utils import load_jit
     from sglang.kernels.ops.communication.all_reduce import get_all_reduce_module
@@ -103,7 +107,7 @@ def all_reduce_kernels(ranks: int, dtype: Any) -> list[partial[Any]]:
     ]
 
 
-def fp8_kernels(dtype: Any) -> list[partial[Any]]:
+def fp8_kernels(dtype: torch.dtype) -> list[partial[object]]:
     """The same of inputs of linear layers in fp8 with scales of blocks of 128 values."""
     import torch
     from sglang.kernels.jit.utils import is_arch_support_pdl
@@ -114,7 +118,7 @@ def fp8_kernels(dtype: Any) -> list[partial[Any]]:
     return [partial(_jit_module, dtype, torch.float8_e4m3fn, 128, **layout, **rest)]
 
 
-def _compile(kernel: partial[Any]) -> None:
+def _compile(kernel: partial[object]) -> None:
     # SGLang compiles it again when it needs it, and says what is wrong.
     with contextlib.suppress(Exception):
         kernel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.changes import (
@@ -40,7 +39,7 @@ def ladders(engine: PlannedEngine[SglangEngineSpec], room: Room) -> Iterator[Lad
     given = fields.get("mem_fraction_static")
     near = sorted(_FRACTIONS_TO_FIT, key=lambda fraction: abs(fraction - float(given or 0.9)))
 
-    def changes(key: str, values: Iterator[Any]) -> list[Edit]:
+    def changes(key: str, values: Iterator[object]) -> list[Edit]:
         return [Edit({("engines", engine.name, "server", key): value}) for value in values]
 
     fractions = changes("mem_fraction_static", (each for each in near if each != given))
@@ -82,7 +81,7 @@ class SglangLayout(LayoutChoice):
     def label(self) -> str:
         return f"TP{self.tp_size} {self.mem_fraction_static:g}"
 
-    def _server(self, engine: SglangEngineSpec) -> dict[str, Any]:
+    def _server(self, engine: SglangEngineSpec) -> dict[str, object]:
         kept = {key: value for key, value in engine.server.items() if key not in _LAYOUT_FIELDS}
         chosen = {"tp_size": self.tp_size, "mem_fraction_static": self.mem_fraction_static}
         # Experts that were spread over the GPUs of a server stay so.

@@ -17,6 +17,7 @@ import torch
 
 from dagrl.backends.sglang.adapters import SglangAdapters, find_manager
 from dagrl.backends.sglang.fp8 import load_weights, restore_cache_scales, sent_parameters
+from dagrl.backends.sglang.versions import image_module
 from dagrl.weight_sync.adapter_loader import AdapterLoader
 from dagrl.weight_sync.channel import PeerError
 from dagrl.weight_sync.loader import WeightLoader
@@ -49,7 +50,7 @@ def _text(named_tensors: list[tuple[str, torch.Tensor]]) -> str:
 
 def _receive(model: Any, route: str, make_loader: Callable[[], Loader]) -> None:
     if model not in _receivers:
-        from sglang.srt.distributed import get_world_group
+        from sglang.srt.distributed.parallel_state import get_world_group
 
         who = f"SGLang's process {os.getpid()} (rank {get_world_group().rank_in_group} of its server)"
         _receivers[model] = WeightReceiver(make_loader(), next(model.parameters()).device, who)
@@ -79,7 +80,5 @@ def renew_gates(model: torch.nn.Module) -> None:
 
 def _forget_images() -> None:
     """Drop what the tower made of images with its old weights; SGLang would reuse it for the same images."""
-    from sglang.srt.managers import mm_utils
-
-    if mm_utils.embedding_cache is not None:
-        mm_utils.embedding_cache.clear()
+    if (cache := image_module().embedding_cache) is not None:
+        cache.clear()

@@ -7,6 +7,7 @@ may take (``KVCacheConfigurator._profile_available_bytes``); graphs and activati
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from dagrl.backends.families.shape import ModelShape
@@ -144,20 +145,20 @@ def _weights(shape: ModelShape, engine: SglangEngineSpec, value: int, matrices: 
     return total + value * (vocabulary + outputs + shape.final_norm)
 
 
-def _graphs(fields: dict[str, Any]) -> int:
+def _graphs(fields: Mapping[str, Any]) -> int:
     """Return SGLang's estimate for the capture of decoding."""
     if fields.get("disable_cuda_graph") or fields.get("cuda_graph_backend_decode") == "disabled":
         return 0
     return _GRAPH_MIB * _MIB * largest_graph(fields)
 
 
-def largest_graph(fields: dict[str, Any]) -> int:
+def largest_graph(fields: Mapping[str, Any]) -> int:
     """Return the running requests up to which decoding has graphs."""
     most = fields.get("max_running_requests") or LARGEST_GRAPH
     return int(fields.get("cuda_graph_max_bs_decode") or min(most, LARGEST_GRAPH))
 
 
-def _prefill_tokens(fields: dict[str, Any], gpu: Gpu) -> int:
+def _prefill_tokens(fields: Mapping[str, Any], gpu: Gpu) -> int:
     """Return ``chunked_prefill_size``, whose default depends on the size of the GPU."""
     if fields.get("chunked_prefill_size"):
         given = int(fields["chunked_prefill_size"])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def prepare_cpu() -> None:
@@ -24,8 +27,9 @@ def prepare_cpu() -> None:
     update_config.update_intermediate_size = lambda model_config, *_: model_config
 
 
-def _pageable(constructor: Callable[..., Any]) -> Callable[..., Any]:
-    def construct(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+def _pageable[**P](constructor: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    def construct(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        kwargs.pop("pin_memory", None)
         return constructor(*args, **kwargs)
 
     return construct

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dagrl.backends.sglang.kernels import compile_ahead
 from dagrl.imports import CODE_IS_NOT_RUN, UNUSED, import_transformers, without_packages
@@ -20,7 +21,10 @@ from dagrl.imports import CODE_IS_NOT_RUN, UNUSED, import_transformers, without_
 
 def run_scheduler(log_prefix: Path, fused_sampler: bool, *args: Any) -> None:
     """SGLang's scheduler, which holds a part of the model; `args` are SGLang's."""
-    server_args, _ports, gpu, tensor, _context, _moe_data, _expert, stage, copy, *_ = args
+    server_args, _ports, gpu, tensor = args[:4]
+    # In some versions further ranks stand before these.
+    pipe = next(index for index, argument in enumerate(args) if isinstance(argument, Connection))
+    stage, copy = args[pipe - 2 : pipe]
     stages = f"-pp{stage}" if server_args.pp_size > 1 else ""
     copies = f"-dp{copy}" if copy is not None else ""
     _print_to(log_prefix.with_name(f"{log_prefix.name}{copies}{stages}-tp{tensor}.log"))
@@ -57,7 +61,7 @@ def keep_code_out(*, trusted: bool) -> None:
         dynamic_module_utils.get_class_in_module = _refuse_code
 
 
-def _refuse_code(*_: Any, **__: Any) -> Any:
+def _refuse_code(*_: object, **__: object) -> NoReturn:
     raise ValueError(CODE_IS_NOT_RUN)
 
 

@@ -6,7 +6,7 @@ Only for requests without restrictions of what is sampled; SGLang's own does the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.layers.logprob_processor import LogprobResult
@@ -14,8 +14,13 @@ from sglang.srt.layers.sampler import SGLANG_RETURN_ORIGINAL_LOGPROB, Sampler, r
 
 from dagrl.backends.sglang.sampling_kernel import sample
 
+if TYPE_CHECKING:
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+    from sglang.srt.server_args import ServerArgs
 
-def use_fused_sampler(server_args: Any) -> None:
+
+def use_fused_sampler(server_args: ServerArgs) -> None:
     """Have the model of this process sample with `FusedSampler`, in the name of the backend that does the rest."""
     register_sampler_backend(server_args.sampling_backend, FusedSampler)
 
@@ -25,17 +30,25 @@ class FusedSampler(Sampler):
 
     def forward(
         self,
-        logits_output: Any,
-        sampling_info: Any,
+        logits_output: LogitsProcessorOutput,
+        sampling_info: SamplingBatchInfo,
         return_logprob: bool,
         top_logprobs_nums: Sequence[int],
-        token_ids_logprobs: Sequence[Any],
+        token_ids_logprobs: Sequence[list[int] | None],
         positions: torch.Tensor,
+        **others: object,
     ) -> torch.Tensor:
         wants_more = any(top_logprobs_nums or ()) or any(ids is not None for ids in token_ids_logprobs or ())
+        wants_more = wants_more or any(other is not None for other in others.values())
         if wants_more or self.enable_deterministic or SGLANG_RETURN_ORIGINAL_LOGPROB or not _is_plain(sampling_info):
             return super().forward(
-                logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions
+                logits_output,
+                sampling_info,
+                return_logprob,
+                top_logprobs_nums,
+                token_ids_logprobs,
+                positions,
+                **others,
             )
         logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
         tokens, logprobs = sample(logits, sampling_info.temperatures)
@@ -45,7 +58,7 @@ class FusedSampler(Sampler):
         return tokens
 
 
-def _is_plain(info: Any) -> bool:
+def _is_plain(info: SamplingBatchInfo) -> bool:
     """Whether all rows of a batch are sampled from the whole softmax, by no seeds of their own."""
     restricted = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
     special = info.sampling_seed is not None or any(info.return_sampling_masks or ())

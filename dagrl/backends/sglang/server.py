@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -23,6 +23,11 @@ from dagrl.backends.sglang.layout import FUSED
 from dagrl.backends.sglang.processes import keep_code_out, run_scheduler, without_megatron
 from dagrl.imports import UNUSED, import_transformers, without_packages
 
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from sglang.srt.entrypoints.engine import Engine
+
 
 class SglangServer(RunningServer):
     """SGLang on one machine."""
@@ -30,7 +35,7 @@ class SglangServer(RunningServer):
     def __init__(
         self,
         name: str,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, object],
         log_prefix: Path,
         start_timeout_s: float,
         circumstances: str = "",
@@ -47,7 +52,7 @@ class SglangServer(RunningServer):
         if self._fused_sampler:
             del self._arguments["sampling_backend"]
         self._log_prefix = log_prefix
-        self._processes: list[Any] = []
+        self._processes: list[BaseProcess] = []
         # A failing process sends its parent this signal, which would end the worker without a message. Unlike a Python
         # handler, this can be set from any thread. It is never reset, because the signal may come late. The file gets
         # the stacks of the worker's threads.
@@ -55,11 +60,11 @@ class SglangServer(RunningServer):
         faulthandler.register(signal.SIGQUIT, file=self._stacks, chain=False)
         self._start(start_timeout_s, circumstances)
 
-    def _build(self) -> tuple[Any, asyncio.AbstractEventLoop]:
+    def _build(self) -> tuple[Engine, asyncio.AbstractEventLoop]:
         # For a model that sees, it imports all models of SGLang, the debugging tool among them.
         with without_megatron():
             kind = _engine_class(self._log_prefix, self._fused_sampler, self._note_processes)
-            keep_code_out(trusted=self._arguments.get("trust_remote_code", False))
+            keep_code_out(trusted=bool(self._arguments.get("trust_remote_code")))
             engine = kind(**self._arguments)
         return engine, engine.loop
 
@@ -68,10 +73,10 @@ class SglangServer(RunningServer):
         return text if isinstance(failure, ValueError) and text else f"{type(failure).__name__}: {text}"
 
     def _dead_process(self) -> str | None:
-        dead = (process for process in self._processes if not process.is_alive())
-        return next((f"{process.pid} {how_it_ended(process.exitcode)}" for process in dead), None)
+        ends = ((process.pid, process.exitcode) for process in self._processes)
+        return next((f"{pid} {how_it_ended(code)}" for pid, code in ends if code is not None), None)
 
-    def _note_processes(self, started: Sequence[Any]) -> None:
+    def _note_processes(self, started: Sequence[BaseProcess]) -> None:
         self._processes.extend(started)
         if self._is_given_up:
             self._end_processes()
@@ -95,7 +100,9 @@ class SglangServer(RunningServer):
             self.engine.tokenizer_manager._subprocess_watchdog.stop()
 
 
-def _engine_class(log_prefix: Path, fused_sampler: bool, note_processes: Callable[[Sequence[Any]], None]) -> Any:
+def _engine_class(
+    log_prefix: Path, fused_sampler: bool, note_processes: Callable[[Sequence[BaseProcess]], None]
+) -> type[Engine]:
     """SGLang's Engine class, changed to log to files and to report its processes."""
     import_transformers()
     with without_megatron(), without_packages(*UNUSED):
@@ -105,13 +112,13 @@ def _engine_class(log_prefix: Path, fused_sampler: bool, note_processes: Callabl
         run_scheduler_process_func = staticmethod(partial(run_scheduler, log_prefix, fused_sampler))
 
         @classmethod
-        def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
+        def _launch_scheduler_processes(cls, *args: object, **kwargs: object) -> tuple[object, list[BaseProcess]]:
             result, started = super()._launch_scheduler_processes(*args, **kwargs)
             note_processes(started)
             return result, started
 
         @classmethod
-        def _launch_detokenizer_subprocesses(cls, *args: Any, **kwargs: Any) -> Any:
+        def _launch_detokenizer_subprocesses(cls, *args: object, **kwargs: object) -> tuple[object, list[BaseProcess]]:
             # No detokenizer: it takes a GiB, and is not used with token ids.
             return [], []
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dagrl.weight_sync.adapter_loader import Place
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+    from vllm.lora.worker_manager import WorkerLoRAManager
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of ``max_lora_rank``."""
@@ -20,7 +24,7 @@ def least_rank(rank: int) -> int:
     return next(each for each in RANKS if each >= rank)
 
 
-def adapter_request() -> Any:
+def adapter_request() -> LoRARequest:
     """The name of the adapter in a request. Its path is never read: the adapter is there before any request."""
     from vllm.lora.request import LoRARequest
 
@@ -30,8 +34,7 @@ def adapter_request() -> Any:
 class VllmAdapters:
     """`Adapters` of a vLLM process."""
 
-    def __init__(self, workers: Any, alpha: float) -> None:
-        """`workers`: vLLM's WorkerLoRAManager."""
+    def __init__(self, workers: WorkerLoRAManager, alpha: float) -> None:
         self._workers, self._alpha = workers, alpha
         self._manager = workers._adapter_manager
 

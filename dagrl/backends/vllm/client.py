@@ -1,4 +1,4 @@
-"""Requests to one vLLM engine, in vLLM 0.26.0's API. All of it runs on the engine's event loop."""
+"""Requests to one vLLM engine, through its Python interface. All of it runs on the engine's event loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,9 +25,14 @@ from dagrl.config.schema import SamplingSpec
 from dagrl.config.schema.engine import SentAdapter
 from dagrl.model_files.images import ImageSettings
 
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
 
 class Client:
-    """Requests to `engine`, a vllm.v1.engine.async_llm.AsyncLLM.
+    """Requests to `engine`.
 
     `keeps_weights`: whether a sleep must keep them. `adapter`: what arrives in their place. `vision` is set for a model
     that sees.
@@ -35,7 +40,7 @@ class Client:
 
     def __init__(
         self,
-        engine: Any,
+        engine: AsyncLLM,
         *,
         keeps_weights: bool,
         adapter: SentAdapter | None = None,
@@ -62,7 +67,9 @@ class Client:
         # Copies have separate caches.
         return self._copies == 1 and bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
 
-    def parameters(self, sampling: SamplingSpec, left: int, seed: int, begun: int, stops: Sequence[int]) -> Any:
+    def parameters(
+        self, sampling: SamplingSpec, left: int, seed: int, begun: int, stops: Sequence[int]
+    ) -> SamplingParams:
         """See `ServerClient.parameters`. Each request draws by its seed."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -86,7 +93,7 @@ class Client:
         self,
         rid: str,
         tokens: list[int],
-        sampling: Any,
+        sampling: SamplingParams,
         cache_key: str,
         images: Images = (),
         until: Until | None = None,
@@ -119,7 +126,7 @@ class Client:
         routed = None if experts is None else experts.astype(np.int16)
         return ServerResponse(reason, "", np.array(sampled, np.int64), np.array(logprobs, np.float32), routed)
 
-    def _prompt(self, tokens: list[int], images: Images) -> dict[str, Any]:
+    def _prompt(self, tokens: list[int], images: Images) -> dict[str, object]:
         """A prompt with one token for each image, which vLLM repeats, and images in a size that it keeps."""
         if not images:
             return {"prompt_token_ids": tokens}
@@ -153,7 +160,7 @@ class Client:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        last: Any = None
+        last: RequestOutput | None = None
         async for output in self._engine.generate({"prompt_token_ids": tokens, "cache_salt": cache_key}, once, rid):
             self.heard, last = time.time(), output
         if last is None or last.prompt_logprobs is None or last.outputs[0].finish_reason == "abort":
@@ -174,7 +181,7 @@ class Client:
         if self._tokens:
             self._start(self._engine.abort(list(self._tokens)))
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start(self, coroutine: Coroutine[object, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagrl.backends.backend import EngineCheck
-from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.planning.memory import EngineMemory
 from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.serving.fp8_rules import ServerSplit, check_fp8
@@ -14,7 +13,8 @@ from dagrl.backends.serving.share import ServerShare
 from dagrl.backends.vllm.costs import VllmCosts
 from dagrl.backends.vllm.memory import server_memory
 from dagrl.backends.vllm.rules import check_servers
-from dagrl.backends.vllm.section import VLLM_VERSION, VllmEngineSpec
+from dagrl.backends.vllm.section import VllmEngineSpec
+from dagrl.backends.vllm.versions import TESTED
 from dagrl.config.schema import GroupSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ class VllmBackend(ServerBackend[VllmEngineSpec]):
     summary = "vLLM servers: generates and judges; see docs/vllm.md for its environment"
     requires = ("vllm",)
     section = VllmEngineSpec
-    release = VLLM_VERSION
+    tested = TESTED
 
     def validate(self, check: EngineCheck[VllmEngineSpec]) -> None:
         """Engine arguments, the place of servers, and the length of samples."""
-        check_extra(check)
+        super().validate(check)
         check_servers(check)
         check_fp8(check, _split(check.engine), packs_blocks=False)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dagrl.backends.serving.engine import ServerEngine
-from dagrl.backends.serving.installed import check_installed
 from dagrl.backends.serving.model_folder import model_folder
 from dagrl.backends.serving.share import ServerShare
 from dagrl.backends.vllm.adapters import least_rank
 from dagrl.backends.vllm.client import Client
-from dagrl.backends.vllm.section import CPU_CACHE_GIB, VLLM_VERSION, VllmEngineSpec, utilization_of
+from dagrl.backends.vllm.section import CPU_CACHE_GIB, VllmEngineSpec, utilization_of
 from dagrl.backends.vllm.server import VllmServer
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec
@@ -38,8 +37,6 @@ class VllmEngine(ServerEngine[VllmEngineSpec]):
     more_room = "raise gpu_memory_utilization or max_model_len, use more GPUs per server (tensor_parallel_size)"
 
     def _start(self, model: ModelSpec, spec: VllmEngineSpec, share: ServerShare) -> tuple[VllmServer, Client]:
-        remedy = "`make vllm` builds an environment with it; name that in `environment:` of the engine"
-        check_installed("vLLM", "vllm", VLLM_VERSION, remedy)
         _set_environment(spec, share)
         self._scratch = tempfile.TemporaryDirectory(prefix="dagrl-vllm-")
         own, vision = spec.weights_from is None or share.adapter is not None, image_settings(model)
@@ -80,9 +77,9 @@ def _set_environment(spec: VllmEngineSpec, share: ServerShare) -> None:
         os.environ["VLLM_USE_DEEP_GEMM"] = "0"
 
 
-def engine_arguments(spec: VllmEngineSpec, share: ServerShare, folder: Path) -> dict[str, Any]:
+def engine_arguments(spec: VllmEngineSpec, share: ServerShare, folder: Path) -> dict[str, object]:
     on_gpus, adapter = bool(share.gpus), share.adapter
-    defaults: dict[str, Any] = {"dtype": "bfloat16"} if on_gpus else {"dtype": "float32", "enforce_eager": True}
+    defaults: dict[str, object] = {"dtype": "bfloat16"} if on_gpus else {"dtype": "float32", "enforce_eager": True}
     if on_gpus:
         defaults["gpu_memory_utilization"] = utilization_of(spec, sleeps=share.sleeps)
     if adapter is not None:

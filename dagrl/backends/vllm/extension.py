@@ -8,23 +8,26 @@ from __future__ import annotations
 import logging
 import os
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm.platforms import current_platform
 
-from dagrl.backends.vllm import cpu
 from dagrl.backends.vllm.adapters import VllmAdapters
 from dagrl.backends.vllm.fp8 import keep_cache_scales, load_weights
+from dagrl.backends.vllm.versions import prepare_cpu
 from dagrl.weight_sync.adapter_loader import AdapterLoader
 from dagrl.weight_sync.channel import PeerError
 from dagrl.weight_sync.loader import WeightLoader
 from dagrl.weight_sync.receiver import Loader, Route, WeightReceiver
 
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker
+
 _log = logging.getLogger(__name__)
 
 keep_cache_scales()
 if current_platform.is_cpu():
-    cpu.prepare()
+    prepare_cpu()
 
 
 class Extension:
@@ -32,7 +35,7 @@ class Extension:
 
     _receiver: WeightReceiver | None = None
 
-    def dagrl_update_weights(self: Any, route: str, alpha: float | None = None) -> None:
+    def dagrl_update_weights(self: Worker, route: str, alpha: float | None = None) -> None:
         """Receive the weights of one sync, or its adapters with their `alpha`.
 
         It reports failures to the sender, and must not end the worker.

@@ -9,13 +9,17 @@ recorded those).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dagrl.backends.serving.loadable import substituted
 from dagrl.config.fp8_weights import SCALE_SUFFIXES
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.quantization import QuantizationConfig
+    from vllm.model_executor.models.interfaces_base import VllmModel
 
 _SCALES = tuple(f"weight{suffix}" for suffix in SCALE_SUFFIXES.values())
 """Ends of the names of parameters with scales."""
@@ -33,12 +37,14 @@ def keep_cache_scales() -> None:
         config.get_quant_method = _without_cache_scales(config.get_quant_method)
 
 
-def _without_cache_scales(choose: Callable[..., Any]) -> Callable[..., Any]:
+def _without_cache_scales(
+    choose: Callable[[QuantizationConfig, torch.nn.Module, str], object],
+) -> Callable[[QuantizationConfig, torch.nn.Module, str], object]:
     """A method that does for layers what `choose` does, and nothing for attention."""
     from vllm.config import get_current_vllm_config
     from vllm.model_executor.layers.attention import Attention
 
-    def get_quant_method(config: Any, layer: torch.nn.Module, prefix: str) -> Any:
+    def get_quant_method(config: QuantizationConfig, layer: torch.nn.Module, prefix: str) -> object:
         if isinstance(layer, Attention) and get_current_vllm_config().load_config.load_format == "dummy":
             return None
         return choose(config, layer, prefix)
@@ -46,13 +52,13 @@ def _without_cache_scales(choose: Callable[..., Any]) -> Callable[..., Any]:
     return get_quant_method
 
 
-def load_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> object:
+def load_weights(model: VllmModel, weights: Iterable[tuple[str, Tensor]]) -> object:
     """Load `weights` with the model's own loader. Raises ValueError if a kernel has another layout than the weights."""
     with substituted(_loadable(model)):
         return model.load_weights(weights)
 
 
-def _loadable(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, Any]]:
+def _loadable(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
     """Parameters of quantised layers with the classes, loaders and shapes of their construction, in today's memory."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
@@ -65,7 +71,7 @@ def _loadable(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, An
             meta = built.get(name)
             if current is None or meta is None:
                 continue
-            alias: Any = current.data if _are_alike(current, meta) else current.data.transpose(0, -1)
+            alias = current.data if _are_alike(current, meta) else current.data.transpose(0, -1)
             if not _are_alike(alias, meta):
                 raise ValueError(
                     f"vLLM's kernels hold {path}.{name} as {current.dtype} {list(current.shape)} instead of "

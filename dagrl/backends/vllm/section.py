@@ -10,9 +10,6 @@ from dagrl.backends.serving.section import ServerSpec
 from dagrl.backends.vllm.fields import VllmFields
 from dagrl.config.schema.library_fields import GivenFields
 
-VLLM_VERSION = "0.26.0"
-"""Version that this package supports: its requests, processes and weights."""
-
 CPU_CACHE_GIB = 1
 """GiB of a server's cache on a CPU slot."""
 

@@ -8,14 +8,19 @@ import multiprocessing
 import os
 from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 from pydantic import ValidationError
 
 from dagrl.backends.serving.running_server import RunningServer, how_it_ended, is_alive
 from dagrl.backends.serving.server_logs import ServerLogs
-from dagrl.backends.vllm.outputs import keep_routes
+from dagrl.backends.vllm.versions import keep_routes
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 _CORE_FAILED = "Engine core initialization failed"
 """Beginning of vLLM's message about an engine core that ended during the start."""
@@ -24,7 +29,7 @@ _CORE_FAILED = "Engine core initialization failed"
 class VllmServer(RunningServer):
     """vLLM in this worker, with the processes that it starts."""
 
-    def __init__(self, name: str, arguments: Mapping[str, Any], log: Path, start_timeout_s: float) -> None:
+    def __init__(self, name: str, arguments: Mapping[str, object], log: Path, start_timeout_s: float) -> None:
         """Start it with AsyncEngineArgs' `arguments`; its processes write to `log`.
 
         Raises ServerError with the cause if it does not start in time.
@@ -34,14 +39,14 @@ class VllmServer(RunningServer):
         self._arguments, self._log = dict(arguments), log
         self._others = set(_children())
         """Processes that are not this server's."""
-        self._cores: set[Any] = set()
+        self._cores: set[BaseProcess] = set()
         """Engine cores, which compute: the processes that vLLM starts through multiprocessing."""
         self._other_cores = set(multiprocessing.active_children())
         self._watched: list[psutil.Process] = []
         """All processes of a server that has started."""
         self._start(start_timeout_s)
 
-    def _build(self) -> tuple[Any, asyncio.AbstractEventLoop]:
+    def _build(self) -> tuple[AsyncLLM, asyncio.AbstractEventLoop]:
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         # Before there are processes to watch, as the watch also reads its state.
@@ -49,7 +54,7 @@ class VllmServer(RunningServer):
         self._watched = self._own_processes()
         return self.engine, loop
 
-    async def _build_engine(self) -> Any:
+    async def _build_engine(self) -> AsyncLLM | None:
         with _output_to(self._log):
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.usage.usage_lib import UsageContext
@@ -85,7 +90,7 @@ class VllmServer(RunningServer):
         is_lost = self._watched and (self.engine.errored or not all(map(is_alive, self._watched)))
         return "" if is_lost else None
 
-    async def _while_it_lives[Result](self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    async def _while_it_lives[Result](self, coroutine: Coroutine[object, None, Result]) -> Result:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:

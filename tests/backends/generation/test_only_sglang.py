@@ -39,16 +39,17 @@ def test_its_processes_meet_without_new_weights(server, requests) -> None:
 
 @pytest.mark.usefixtures("server")
 def test_new_weights_drop_what_a_tower_made_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang.srt.managers import mm_utils
-    from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult
+    from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult, MultiModalStaticCache
 
     from dagrl.backends.sglang import loader
+    from dagrl.backends.sglang.versions import image_module
 
+    module = image_module()
     monkeypatch.setattr(loader, "_receive", lambda *received: None)
-    monkeypatch.setattr(mm_utils, "embedding_cache", mm_utils.MultiModalStaticCache(1 << 20))
-    mm_utils.embedding_cache.set(1, EmbeddingResult(embedding=torch.ones(4)))
+    monkeypatch.setattr(module, "embedding_cache", MultiModalStaticCache(1 << 20))
+    module.embedding_cache.set(1, EmbeddingResult(embedding=torch.ones(4)))
     loader.update_weights(torch.nn.Module(), [("payload", torch.tensor([*b"route"], dtype=torch.uint8))])
-    assert len(mm_utils.embedding_cache) == 0
+    assert len(module.embedding_cache) == 0
 
 
 def test_a_start_that_sglang_refuses_says_why(start_engine, tmp_path) -> None:
