@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import Any
 
 from dagrl.backends.megatron.layout_rules import rank_faults
@@ -113,12 +114,9 @@ def _list_layouts(t: Translation) -> None:
         if t.tree.get(stages, 1) == 1 or t.tree.get(chunks) == 1:
             t.drop(chunks, "layers are in chunks on several stages only, of two chunks or more")
         name, sizes = str(t.tree.get(f"engines.{engine}.group")), _section(t, section)
-        try:
-            found = list(rank_faults(ParallelSpec(**sizes), GroupSpec(**_section(t, f"groups.{name}.")), name))
-        except (ValueError, ZeroDivisionError):
-            continue  # A size is not valid; the validation of the pipeline reports it.
-        for size, fault in found:
-            _list(t, f"{section}{size}", fault)
+        with suppress(ValueError, ZeroDivisionError):  # A size is not valid; the validation of the pipeline reports it.
+            for size, fault in [*rank_faults(ParallelSpec(**sizes), GroupSpec(**_section(t, f"groups.{name}.")), name)]:
+                _list(t, f"{section}{size}", fault)
         experts, tensor = f"{section}{PARALLEL[4]}", f"{section}{PARALLEL[0]}"
         split = f"{section}sequence_parallel"
         if t.tree.get(experts, 1) > 1 and t.tree.get(tensor, 1) > 1 and not t.tree.get(split):
@@ -135,17 +133,15 @@ def _list_large_server(t: Translation) -> None:
         f"groups.{t.tree.get('engines.generator.group')}",
         t.tree["engines.generator.backend"] == "sglang",
     )
+    other = "engines.generator.server." + ("pp_size" if is_sglang else "data_parallel_size")
+    sizes = {target: t.tree.get(target, 1) for target in (server_key(t, "tensor_parallel"), other)}
     machine, nodes = t.tree.get(f"{group}.gpus_per_node"), t.tree.get(f"{group}.nodes", 1)
-    target, server = server_key(t, "tensor_parallel"), _section(t, "engines.generator.server.")
-    other = "pp_size" if is_sglang else "data_parallel_size"
-    further = server.get(other, 1)
-    tensor = server.get(target.rpartition(".")[2], 1)
-    if not all(isinstance(item, int) and item > 0 for item in (machine, nodes, tensor, further)):
+    if not all(isinstance(item, int) and item > 0 for item in (machine, nodes, *sizes.values())):
         return
-    size = tensor * further
+    size = math.prod(sizes.values())
     if machine % size and not (is_sglang and size % machine == 0 and (nodes * machine) % size == 0):
-        largest = target if tensor >= further else f"engines.generator.server.{other}"
-        _list(t, largest, f"a server takes {size} GPUs, no divisor of the {machine} of a machine")
+        reason = f"a server takes {size} GPUs, no divisor of the {machine} of a machine"
+        _list(t, max(sizes, key=lambda target: sizes[target]), reason)
 
 
 def _fit_copies(t: Translation) -> None:
@@ -172,17 +168,15 @@ def _fit_lengths(t: Translation) -> None:
         return
     longest = prompt + response
     nodes = [
-        key.split(".")[1]
-        for key, op in t.tree.items()
-        if key.startswith("nodes.") and key.endswith(".op") and op in _PACKS
+        key.removesuffix("op") for key, op in t.tree.items() if re.fullmatch(r"nodes\.\w+\.op", key) and op in _PACKS
     ]
-    for target in (f"nodes.{node}.tokens_per_micro_batch" for node in nodes):
+    for target in (f"{node}tokens_per_micro_batch" for node in nodes):
         tokens = t.tree.get(target, PackingNode.model_fields["tokens_per_micro_batch"].default)
         if isinstance(tokens, int) and tokens < longest:
             sizes = [t.tree.get(f"engines.actor.parallel.{name}", 1) for name in (PARALLEL[0], PARALLEL[3])]
             multiple = 2 * math.prod(size for size in sizes if isinstance(size, int))
-            keys = [setting.key for setting in t.origins.get(target, ())]
-            t.write(target, -(-longest // multiple) * multiple, *(keys or [target]), note="holds the longest sample")
+            keys = [setting.key for setting in t.origins.get(target, ())] or [target]
+            t.write(target, -(-longest // multiple) * multiple, *keys, note="holds the longest sample")
     target = server_key(t, "length")
     if isinstance(t.tree.get(target), int) and t.tree[target] < longest:
         reason = f"the longest sample has {longest} tokens; the server takes the model's own length"

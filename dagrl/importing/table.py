@@ -119,9 +119,17 @@ class Translation:
     """Keys of the pipeline, dotted, with their values."""
     origins: dict[str, tuple[Setting, ...]] = field(default_factory=dict)
     """Key of the pipeline -> the settings it comes from; none for a default."""
-    lines: list[Line] = field(default_factory=list)
+    outcomes: dict[str, Line] = field(default_factory=dict)
+    """Setting -> its outcome so far."""
+    others: list[Line] = field(default_factory=list)
+    """Defaults that are written out, and keys of the pipeline that are for the user to decide."""
     current: tuple[str, ...] = ()
     """Keys of the source that the current rule concerns."""
+
+    @property
+    def lines(self) -> list[Line]:
+        """All outcomes."""
+        return [*self.others, *self.outcomes.values()]
 
     def given(self, key: str) -> bool:
         """Whether the source sets a key."""
@@ -148,7 +156,7 @@ class Translation:
 
     def rest(self) -> list[str]:
         """The keys of the current rule that have no outcome yet."""
-        return [key for key in self.current if not self.is_recorded(key)]
+        return [key for key in self.current if key not in self.outcomes]
 
     def first(self, *keys: str) -> str | None:
         """The first of some keys that the source sets to another value than null."""
@@ -162,38 +170,31 @@ class Translation:
         """Write a key of the pipeline, and record the settings among `keys` as translated, or else as a default."""
         keys = keys or self.current
         given = tuple(self.settings.by_key[key] for key in keys if key in self.settings)
-        unresolved = [setting for setting in given if isinstance(setting.value, Unresolved)]
-        if isinstance(value, Unresolved) and not _TEXTS.fullmatch(target):
-            self._record_unresolved(unresolved, (target,))
-            return
-        self.tree[target] = value.text if isinstance(value, Unresolved) else value
-        self.origins[target] = given
-        if unresolved:
-            self._record_unresolved(unresolved, (target,))
+        is_written = not isinstance(value, Unresolved) or _TEXTS.fullmatch(target) is not None
+        if is_written:
+            self.tree[target] = value.text if isinstance(value, Unresolved) else value
+            self.origins[target] = given
         for setting in given:
-            if setting not in unresolved:
-                self._record(Status.TRANSLATED, setting, (target,), note)
-        if not given:
+            if isinstance(setting.value, Unresolved):
+                self._record(Status.UNKNOWN, setting, why_unknown(setting.value.missing), target)
+            elif is_written:
+                self._record(Status.TRANSLATED, setting, note, target)
+        if is_written and not given:
             note = note or f"default of {self.framework.version}"
-            self.lines.append(Line(Status.DEFAULT, keys[0] if keys else target, value, None, (target,), note))
+            self.others.append(Line(Status.DEFAULT, keys[0] if keys else target, value, None, (target,), note))
 
     def drop(self, target: str, reason: str, status: Status = Status.IMPLIED) -> None:
         """Take a key of the pipeline back; `status` and `reason` are those of the settings that it comes from."""
         self.tree.pop(target, None)
+        self.others = [line for line in self.others if target not in line.targets]
         for setting in self.origins.pop(target, ()):
-            self._forget_target(target, setting.key)
-            if not self.is_recorded(setting.key):
-                self._record(status, setting, (), reason)
-        self._forget_target(target, None)
-
-    def _forget_target(self, target: str, key: str | None) -> None:
-        """Forget that a setting, or a default, is written to a key of the pipeline."""
-        for line in [each for each in self.lines if target in each.targets]:
-            if (line.key == key) if key else line.place is None:
-                self.lines.remove(line)
+            line = self.outcomes.get(setting.key)
+            if line is None or line.targets == (target,):
+                self.outcomes.pop(setting.key, None)
+                self._record(status, setting, reason)
+            else:
                 rest = tuple(kept for kept in line.targets if kept != target)
-                if rest:
-                    self.lines.append(replace(line, targets=rest))
+                self.outcomes[setting.key] = replace(line, targets=rest)
 
     def copy(self, key: str, target: str, default: Any = None, *, above: float | None = None, note: str = "") -> None:
         """Write the value of a key, or its default: the framework's, or `default`. Without either, nothing is written.
@@ -216,56 +217,30 @@ class Translation:
 
     def refuse(self, reason: str, *keys: str) -> None:
         """Record settings as refused: they have no counterpart."""
-        self._record_all(Status.REFUSED, reason, keys)
+        for key in keys:
+            if key in self.settings:
+                self._record(Status.REFUSED, self.settings.by_key[key], reason)
 
     def imply(self, reason: str, *keys: str) -> None:
         """Record settings as implied, unless they have an outcome: the pipeline does the same without them."""
-        self._record_all(Status.IMPLIED, reason, tuple(key for key in keys if not self.is_recorded(key)))
+        for key in keys:
+            if key in self.settings and key not in self.outcomes:
+                self._record(Status.IMPLIED, self.settings.by_key[key], reason)
 
     def note(self, key: str, target: str, reason: str, value: Any = None) -> None:
         """Record something that the source leaves open, and that the user has to decide."""
-        setting = self.settings.by_key.get(key)
-        place = setting.place if setting else None
-        shown = setting.value if setting else value
-        self._forget(key)
         targets = (target,) if target else ()
-        self.lines.append(Line(Status.UNKNOWN, key, shown, place, targets, reason))
+        if setting := self.settings.by_key.get(key):
+            self._record(Status.UNKNOWN, setting, reason, *targets)
+        else:
+            self.others.append(Line(Status.UNKNOWN, key, value, None, targets, reason))
 
-    def _record_all(self, status: Status, reason: str, keys: tuple[str, ...]) -> None:
-        for key in keys:
-            if key in self.settings:
-                self._record(status, self.settings.by_key[key], (), reason)
-
-    def _record(self, status: Status, setting: Setting, targets: tuple[str, ...], note: str) -> None:
-        for index, line in enumerate(self.lines):
-            if line.key == setting.key and line.status is status and status is Status.TRANSLATED:
-                notes = "; ".join(dict.fromkeys(filter(None, (line.note, note))))
-                merged = tuple(dict.fromkeys((*line.targets, *targets)))
-                self.lines[index] = Line(status, setting.key, setting.value, setting.place, merged, notes)
-                return
-        self._forget(setting.key)
-        self.lines.append(Line(status, setting.key, setting.value, setting.place, targets, note))
-
-    def _record_unresolved(self, settings: list[Setting], targets: tuple[str, ...]) -> None:
-        for setting in settings:
-            self._forget(setting.key)
-            self.lines.append(
-                Line(
-                    Status.UNKNOWN,
-                    setting.key,
-                    setting.value,
-                    setting.place,
-                    targets,
-                    why_unknown(setting.value.missing),
-                )
-            )
-
-    def _forget(self, key: str) -> None:
-        self.lines = [line for line in self.lines if line.key != key or line.place is None]
-
-    def is_recorded(self, key: str) -> bool:
-        """Whether there is an outcome for a key."""
-        return any(line.key == key and line.place is not None for line in self.lines)
+    def _record(self, status: Status, setting: Setting, note: str, *targets: str) -> None:
+        earlier = self.outcomes.get(setting.key)
+        if earlier and earlier.status is status is Status.TRANSLATED:
+            note = "; ".join(dict.fromkeys(filter(None, (earlier.note, note))))
+            targets = tuple(dict.fromkeys((*earlier.targets, *targets)))
+        self.outcomes[setting.key] = Line(status, setting.key, setting.value, setting.place, targets, note)
 
 
 _WRONG_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
@@ -283,9 +258,7 @@ def translate(framework: Framework, settings: Settings) -> Translation:
                 concerned.setdefault(index, []).append(setting.key)
                 break
         else:
-            translation.lines.append(
-                Line(Status.UNKNOWN, setting.key, setting.value, setting.place, (), _hint(framework, setting.key))
-            )
+            translation.note(setting.key, "", _hint(framework, setting.key))
     for index, rule in enumerate(framework.rules):
         keys = concerned.get(index, [])
         if keys or rule.always:
@@ -309,8 +282,7 @@ def translate(framework: Framework, settings: Settings) -> Translation:
             translation.note(target, target, "the source does not set it, and a pipeline needs it")
     for keys in concerned.values():
         for key in keys:
-            if not translation.is_recorded(key):
-                translation.imply("is off, as by default, or has no effect with the other settings", key)
+            translation.imply("is off, as by default, or has no effect with the other settings", key)
     return translation
 
 

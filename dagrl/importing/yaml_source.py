@@ -21,8 +21,15 @@ _MOST_DEPTH = 40
 """Levels of interpolations that name others; deeper ones name themselves."""
 _MOST_VALUES, _MOST_LENGTH = 20_000, 20_000
 """Values of a file whose anchors are followed, and characters of an interpolated value."""
-_MERGE = "tag:yaml.org,2002:merge"
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
+
+
+class _Loader(yaml.SafeLoader):
+    """Merges what ``<<`` names, keeping one value of each key, so that a mapping merged many times does not grow."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        node.value = list({str(name.value): (name, value) for name, value in node.value}.values())
 
 
 def read_yaml(path: Path) -> list[Setting]:
@@ -31,7 +38,7 @@ def read_yaml(path: Path) -> list[Setting]:
     A list of scalars is one value; other lists have their indices in the keys.
     """
     try:
-        root = yaml.compose(read_file(path), Loader=yaml.SafeLoader)
+        root = yaml.compose(read_file(path), Loader=_Loader)
         leaves = _leaves(root, "", str(path)) if isinstance(root, yaml.MappingNode) else iter(())
         settings = list(itertools.islice(leaves, _MOST_VALUES))
     except yaml.YAMLError as error:
@@ -48,8 +55,9 @@ def read_yaml(path: Path) -> list[Setting]:
 
 def _leaves(node: yaml.Node, key: str, file: str) -> Iterator[Setting]:
     if isinstance(node, yaml.MappingNode) and node.value:
-        for name, value_node in _entries(node, {}).items():
-            yield from _leaves(value_node, f"{key}.{name}" if key else name, file)
+        _Loader("").flatten_mapping(node)
+        for name_node, value_node in node.value:
+            yield from _leaves(value_node, f"{key}.{name_node.value}" if key else str(name_node.value), file)
     elif isinstance(node, yaml.SequenceNode) and any(not isinstance(item, yaml.ScalarNode) for item in node.value):
         for index, each in enumerate(node.value):
             yield from _leaves(each, f"{key}.{index}", file)
@@ -62,31 +70,9 @@ def _leaves(node: yaml.Node, key: str, file: str) -> Iterator[Setting]:
             raise ImportProblem(f"{file}:{line}: the value of {key} is not of YAML's type `{tag}`") from error
 
 
-def _entries(node: yaml.Node, merged: dict[yaml.Node, dict[str, yaml.Node]]) -> dict[str, yaml.Node]:
-    """The values of a mapping by their keys: those that `<<` merges, and its own, which override them.
-
-    `merged` has the mappings that were read before, so that one that is merged many times is read once.
-    """
-    if not isinstance(node, yaml.MappingNode):
-        raise yaml.constructor.ConstructorError(problem="`<<` merges no mapping", problem_mark=node.start_mark)
-    if node in merged:
-        return merged[node]
-    entries = merged[node] = {}
-    own = {}
-    for key_node, value_node in node.value:
-        if key_node.tag == _MERGE:
-            sources = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-            for source in reversed(sources):
-                entries |= _entries(source, merged)
-        else:
-            own[str(key_node.value)] = value_node
-    entries |= own
-    return entries
-
-
 def _plain(node: yaml.Node) -> Any:
     if isinstance(node, yaml.ScalarNode):
-        return yaml.SafeLoader("").construct_object(node)
+        return _Loader("").construct_object(node)
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item) for item in node.value]
     return {}

@@ -65,7 +65,7 @@ def test_a_script_that_does_not_end_after_its_call_is_read(tmp_path):
         ("a: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 30)), "values"),
         ("a: &a {b: *a}\n", DEEP),
         ("a: " + "[" * 3000 + "]" * 3000 + "\n", EITHER),
-        ("a: &a {<<: 1}\n", "yaml:2: is not YAML: `<<` merges no mapping"),
+        ("a: &a {<<: 1}\n", "yaml:2: is not YAML: expected a mapping"),
         ("a: !!int abc\n", "yaml:2: the value of a is not of YAML's type `int`"),
         ("a: !!timestamp abc\n", "type `timestamp`"),
         ("a: 2026-99-99\n", "type `timestamp`"),
