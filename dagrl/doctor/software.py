@@ -46,7 +46,7 @@ def software(*, on_gpus: bool) -> Iterator[Finding]:
     made = made_environments()
     for backend, packages in needs.items():
         name = f"backend {backend.name}"
-        ready = [each for each, folder in made.items() if not list(faults(folder, backend))]
+        ready = [environment for environment, folder in made.items() if not list(faults(folder, backend))]
         if not all(map(_is_installed, packages)) and ready:
             yield ok(name, f"ready with `environment: {ready[0]}`; {backend.summary}")
         elif absent := [package for package in packages if not _is_installed(package)]:
@@ -56,21 +56,21 @@ def software(*, on_gpus: bool) -> Iterator[Finding]:
             yield missing(name, f"not ready, {broken} cannot be imported: {errors[broken]}")
         elif backend.tested and (untested := backend.tested.problem(None, on_gpus=on_gpus)):
             yield hint(name, untested)
-        elif unmet := [each for package in packages for each in _unmet(package)]:
+        elif unmet := [lack for package in packages for lack in _unmet(package)]:
             # With a version that its own requirements rule out, it may work.
             judge = missing if any(absent for absent, _ in unmet) else hint
             yield judge(name, f"{'; '.join(text for _, text in unmet)}; {backend.summary}")
         else:
             yield ok(name, f"ready; {backend.summary}")
-    for each, folder in made.items():
+    for environment, folder in made.items():
         lacks = {message for backend in needs for code, message in faults(folder, backend) if code != "package-missing"}
         problems = [backend.tested.problem(folder, on_gpus=on_gpus) for backend in needs if backend.tested]
         if lacks:
-            yield missing(f"environment {each}", sorted(lacks)[0])
+            yield missing(f"environment {environment}", sorted(lacks)[0])
         elif problem := next(filter(None, problems), None):
-            yield hint(f"environment {each}", problem)
+            yield hint(f"environment {environment}", problem)
         else:
-            yield ok(f"environment {each}", str(folder))
+            yield ok(f"environment {environment}", str(folder))
 
 
 def _import_errors(packages: Iterable[str]) -> dict[str, str]:
@@ -113,9 +113,12 @@ def _unmet(package: str) -> Iterator[tuple[bool, str]]:
         # Several distributions may share a namespace.
         if module not in (metadata.distribution(distribution).read_text("RECORD") or ""):
             continue
-        for each, version in _not_met(_requirements(distribution)):
+        for requirement, version in _not_met(_requirements(distribution)):
             has = f"{version} is installed" if version else "it is not installed"
-            yield not version, f"{distribution} needs {each.name} {each.specifier}, and {has}".replace(" ,", ",")
+            yield (
+                not version,
+                f"{distribution} needs {requirement.name} {requirement.specifier}, and {has}".replace(" ,", ","),
+            )
 
 
 def _packages() -> Iterator[Finding]:
@@ -126,9 +129,9 @@ def _packages() -> Iterator[Finding]:
         yield hint("packages", "dagrl is not installed as a package, so its requirements are not known")
         return
     wrong = list(_not_met(required))
-    for each, version in wrong:
+    for requirement, version in wrong:
         has = version or "not installed"
-        yield missing(each.name, f"{has}; dagrl needs {each.specifier or 'it'}: `make setup` installs it")
+        yield missing(requirement.name, f"{has}; dagrl needs {requirement.specifier or 'it'}: `make setup` installs it")
     if not wrong:
         yield ok("packages", f"all {len(required)} that dagrl requires have versions it works with")
 
@@ -136,18 +139,22 @@ def _packages() -> Iterator[Finding]:
 def _requirements(distribution: str) -> list[Requirement]:
     """Return the requirements of a distribution on this machine, without its extras. Raises PackageNotFoundError."""
     required = [Requirement(text) for text in metadata.requires(distribution) or ()]
-    return [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return [
+        requirement
+        for requirement in required
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    ]
 
 
 def _not_met(required: Iterable[Requirement]) -> Iterator[tuple[Requirement, str]]:
     """Yield requirements with the version that is installed instead, empty if there is none."""
-    for each in required:
+    for requirement in required:
         try:
-            version = metadata.version(each.name)
+            version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
             version = ""
-        if not version or not each.specifier.contains(version, prereleases=True):
-            yield each, version
+        if not version or not requirement.specifier.contains(version, prereleases=True):
+            yield requirement, version
 
 
 def _cuda() -> Finding:

@@ -99,13 +99,13 @@ def _tested_field(t: Translation, key: str, fields: type[LibraryFields], target:
     """Write a field if its value is one that the table knows; a text may stand for a list."""
     value, tested = t.get(key), TypeAdapter(fields)
     listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    for each in (value, listed):
+    for form in (value, listed):
         try:
-            tested.validate_python({target.rpartition(".")[2]: each})
+            tested.validate_python({target.rpartition(".")[2]: form})
         except ValidationError as error:
             fault = error.errors()[0]["msg"]
         else:
-            t.write(target, each, key)
+            t.write(target, form, key)
             return
     if isinstance(value, Unresolved):
         t.write(target, value, key)
@@ -162,11 +162,11 @@ def write_shape(t: Translation, engine: str, key: str, default: str | None = Non
     return True
 
 
-def write_steps(t: Translation, engine: str, target: str, key: str, each: int) -> None:
-    """Write a length that the source counts in optimizer steps, of which a step here has `each`."""
+def write_steps(t: Translation, engine: str, target: str, key: str, steps: int) -> None:
+    """Write a length that the source counts in optimizer steps, of which a step here has `steps`."""
     if t.number(key, 0) > 0:
-        note = f"optimizer steps there, {each} a step" if each > 1 else ""
-        t.write(f"engines.{engine}.lr_schedule.{target}", -(-int(t.get(key)) // each), key, note=note)
+        note = f"optimizer steps there, {steps} a step" if steps > 1 else ""
+        t.write(f"engines.{engine}.lr_schedule.{target}", -(-int(t.get(key)) // steps), key, note=note)
 
 
 def write_warmup_ratio(t: Translation, engine: str, key: str) -> None:

@@ -73,6 +73,6 @@ def _origin(target: str, translation: Translation) -> str:
         return ""
     if not origins:
         return f"default of {translation.framework.version}"
-    places = dict.fromkeys(f"{Path(each.file).name}:{each.line} {each.key}" for each in origins)
+    places = dict.fromkeys(f"{Path(setting.file).name}:{setting.line} {setting.key}" for setting in origins)
     text = ", ".join(places)
     return text if len(text) < 160 else f"{next(iter(places))} and {len(places) - 1} more"

@@ -51,17 +51,17 @@ def read_plain_script(
 
 def _statements(text: str) -> list[tuple[int, str]]:
     """The statements of a script with the numbers of their first lines; lines that a backslash joins are one."""
-    found: list[tuple[int, str]] = []
+    statements: list[tuple[int, str]] = []
     joined = False
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = "" if line.lstrip().startswith("#") else line.rstrip()
         part = stripped.removesuffix("\\")
         if joined:
-            found[-1] = (found[-1][0], f"{found[-1][1]}\n{part}")
+            statements[-1] = (statements[-1][0], f"{statements[-1][1]}\n{part}")
         elif part.strip():
-            found.append((number, part.strip()))
+            statements.append((number, part.strip()))
         joined = stripped.endswith("\\")
-    return found
+    return statements
 
 
 def _expanded(text: str, scope: Mapping[str, str]) -> str:

@@ -21,8 +21,8 @@ _TITLES = {
 
 def counts(translation: Translation) -> dict[str, int]:
     """Lines by status."""
-    found = Counter(line.status for line in translation.lines)
-    return {status.value: found[status] for status in Status}
+    numbers = Counter(line.status for line in translation.lines)
+    return {status.value: numbers[status] for status in Status}
 
 
 def as_text(translation: Translation, remarks: tuple[Remark, ...]) -> str:
@@ -34,10 +34,10 @@ def as_text(translation: Translation, remarks: tuple[Remark, ...]) -> str:
             heading = title.format(translation.framework.version)
             blocks.append(f"{heading} ({len(lines)})\n" + "".join(f"  {_text(line)}\n" for line in _sorted(lines)))
     if remarks:
-        notes = "".join(f"  {each.file}:{each.line}: {_cut(each.message, 300)}\n" for each in remarks)
+        notes = "".join(f"  {remark.file}:{remark.line}: {_cut(remark.message, 300)}\n" for remark in remarks)
         blocks.append(f"Parts of the script that were not read ({len(remarks)})\n{notes}")
-    found = counts(translation)
-    blocks.append(", ".join(f"{number} {status}" for status, number in found.items()) + "\n")
+    numbers = counts(translation)
+    blocks.append(", ".join(f"{number} {status}" for status, number in numbers.items()) + "\n")
     return "\n".join(blocks)
 
 

@@ -98,8 +98,8 @@ class Settings:
 
     def remove(self, key: str) -> None:
         """Forget a key and the keys below it, as Hydra's ``~key`` does."""
-        for each in [name for name in self.by_key if name == key or name.startswith(f"{key}.")]:
-            del self.by_key[each]
+        for removed in [name for name in self.by_key if name == key or name.startswith(f"{key}.")]:
+            del self.by_key[removed]
 
     def value(self, key: str) -> Any:
         """The value of a key, or None."""

@@ -66,42 +66,42 @@ def _read_yaml(path: Path, arguments: Sequence[str], variables: Mapping[str, str
             key, _, value = text.partition("=")
             settings.add(Setting(key, parse_scalar(value), "command line", index))
     sections = {setting.key.split(".")[0] for setting in settings}
-    found = framework or next(
+    name = framework or next(
         (name for name, candidate in FRAMEWORKS.items() if sections & set(candidate.sections)), None
     )
-    if found is None:
+    if name is None:
         marks = ((name, candidate.sections) for name, candidate in FRAMEWORKS.items() if candidate.sections)
         known = "; ".join(f"{name} has {' or '.join(sections)}" for name, sections in marks)
         raise ImportProblem(f"{path}: belongs to no known framework ({known}); give --from NAME")
-    if found == "roll" and not {"actor_infer", "student_infer"} & sections:
+    if name == "roll" and not {"actor_infer", "student_infer"} & sections:
         raise ImportProblem(f"{path}: is no pipeline of ROLL with rollouts; see docs/offline.md for `sft` and `dpo`")
     final = Settings()
     for setting in resolved(list(settings), variables):
         final.add(setting)
-    return Source(found, final)
+    return Source(name, final)
 
 
 def _parents(path: Path) -> list[Setting]:
     """The settings of files beside it that Hydra's ``defaults`` names, such as ``../config/traj_envs@_here_``."""
-    found: list[Setting] = []
+    settings: list[Setting] = []
     for setting in read_yaml(path):
         if not re.match(r"defaults(\.\d+)?(\.|$)", setting.key):
             continue
         for name in setting.value if isinstance(setting.value, list) else [setting.value]:
             parent = path.parent / f"{str(name).partition('@')[0]}.yaml"
             if isinstance(name, str) and is_file(parent) and parent.resolve() != path.resolve():
-                found += read_yaml(parent)
-    return found
+                settings += read_yaml(parent)
+    return settings
 
 
 def _read_shell(path: Path, arguments: Sequence[str], variables: Mapping[str, str], framework: str | None) -> Source:
     programs = re.compile("|".join(candidate.program for candidate in FRAMEWORKS.values()))
     script = read_script(path, programs, arguments, variables)
-    calls = [found for words in script.commands if (found := _launch(words, framework)) is not None]
+    calls = [call for words in script.commands if (call := _launch(words, framework)) is not None]
     # A function that runs its arguments is traced, and then what it runs.
     launches = [*{tuple(word.text for word in words): (name, words) for name, words in calls}.values()]
     if not launches:
-        reasons = "".join(f"\n{each.file}:{each.line}: {each.message}" for each in script.remarks)
+        reasons = "".join(f"\n{remark.file}:{remark.line}: {remark.message}" for remark in script.remarks)
         raise ImportProblem(f"{path}: no call of verl, siiRL or slime found; give the launch script{reasons}")
     name, words = launches[-1]
     settings, remarks = Settings(), list(script.remarks)
@@ -119,9 +119,9 @@ def _read_shell(path: Path, arguments: Sequence[str], variables: Mapping[str, st
 def _launch(words: list[Word], framework: str | None) -> tuple[str, list[Word]] | None:
     """The framework that a command starts, and the command's words from the program's name on."""
     for index, word in enumerate(words):
-        for name, each in FRAMEWORKS.items():
-            has_settings = each.is_hydra or any(w.text.startswith("--") for w in words[index + 1 :])
-            if has_settings and re.fullmatch(each.program, word.text.rpartition("/")[2]):
+        for name, candidate in FRAMEWORKS.items():
+            has_settings = candidate.is_hydra or any(w.text.startswith("--") for w in words[index + 1 :])
+            if has_settings and re.fullmatch(candidate.program, word.text.rpartition("/")[2]):
                 return framework or name, words[index:]
     return None
 
@@ -140,8 +140,8 @@ def _add_hydra(
         settings.add(Setting("--config-name", name.strip("'\""), word.file, word.line))
         folder = Path(options.get("config-path", ("", word))[0].strip("'\"") or ".")
         files = [base / folder / f"{name.removesuffix('.yaml')}.yaml" for base in (path.parent, Path())]
-        if found := next((file for file in files if is_file(file)), None):
-            for setting in resolved([*_parents(found), *read_yaml(found)], variables):
+        if file := next((file for file in files if is_file(file)), None):
+            for setting in resolved([*_parents(file), *read_yaml(file)], variables):
                 if not setting.key.startswith(("defaults", "hydra.")):
                     settings.add(setting)
         elif "config-path" in options and not _OWN_CONFIG.fullmatch(name.strip("'\"")):
@@ -159,25 +159,25 @@ def _not_read(word: Word) -> Remark:
 
 def _add_override(settings: Settings, word: Word) -> bool:
     """Add a setting ``key=value``, or remove one by ``~key``; whether the word is either."""
-    found = re.fullmatch(r"(\+\+|\+|~)?([\w./@-]+)(?:=(.*))?", word.text.strip(), re.DOTALL)
-    if not found or (found[3] is None and found[1] != "~"):
+    match = re.fullmatch(r"(\+\+|\+|~)?([\w./@-]+)(?:=(.*))?", word.text.strip(), re.DOTALL)
+    if not match or (match[3] is None and match[1] != "~"):
         return False
-    if found[1] == "~":
-        settings.remove(found[2])
+    if match[1] == "~":
+        settings.remove(match[2])
         return True
-    value = word.value if word.missing else parse_scalar(found[3])
+    value = word.value if word.missing else parse_scalar(match[3])
     if isinstance(value, Unresolved):
-        value = Unresolved(found[3], value.missing)
-    for key, each in _leaves(found[2], value):
-        settings.add(Setting(key, each, word.file, word.line))
+        value = Unresolved(match[3], value.missing)
+    for key, leaf in _leaves(match[2], value):
+        settings.add(Setting(key, leaf, word.file, word.line))
     return True
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The settings of ``key={a: 1, b: {c: 2}}``, which Hydra merges into the section."""
     if isinstance(value, dict) and value:
-        for name, each in value.items():
-            yield from _leaves(f"{key}.{name}", each)
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
     else:
         yield key, value
 

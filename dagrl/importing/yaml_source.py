@@ -59,8 +59,8 @@ def _leaves(node: yaml.Node, key: str, file: str) -> Iterator[Setting]:
         for name_node, value_node in node.value:
             yield from _leaves(value_node, f"{key}.{name_node.value}" if key else str(name_node.value), file)
     elif isinstance(node, yaml.SequenceNode) and any(not isinstance(item, yaml.ScalarNode) for item in node.value):
-        for index, each in enumerate(node.value):
-            yield from _leaves(each, f"{key}.{index}", file)
+        for index, item in enumerate(node.value):
+            yield from _leaves(item, f"{key}.{index}", file)
     else:
         line = node.start_mark.line + 1
         try:
@@ -102,8 +102,8 @@ class _Resolver:
             return self._lookup(key, whole[1], depth + 1)
         missing: list[str] = []
 
-        def replaced(found: re.Match[str]) -> str:
-            inner = self._lookup(key, found[1], depth + 1)
+        def replaced(match: re.Match[str]) -> str:
+            inner = self._lookup(key, match[1], depth + 1)
             if isinstance(inner, Unresolved):
                 missing.extend(inner.missing)
                 return inner.text.replace("${", "$(")
@@ -132,20 +132,20 @@ class _Resolver:
         if target in self.by_key:
             return self.value(target, self.by_key[target], depth)
         section = {
-            each.removeprefix(f"{target}."): self.value(each, value, depth)
-            for each, value in self.by_key.items()
-            if each.startswith(f"{target}.")
+            name.removeprefix(f"{target}."): self.value(name, value, depth)
+            for name, value in self.by_key.items()
+            if name.startswith(f"{target}.")
         }
         return self._of_several(section) or default
 
     @staticmethod
     def _of_several(values: Any) -> Any:
         """A list or mapping; unknown as a whole, if a value of it is."""
-        each = values.values() if isinstance(values, dict) else values
-        missing = [name for value in each if isinstance(value, Unresolved) for name in value.missing]
+        parts = values.values() if isinstance(values, dict) else values
+        missing = [name for value in parts if isinstance(value, Unresolved) for name in value.missing]
         if not missing:
             return values
-        return Unresolved(f"[{', '.join(str(value) for value in each)}]", tuple(dict.fromkeys(missing)))
+        return Unresolved(f"[{', '.join(str(value) for value in parts)}]", tuple(dict.fromkeys(missing)))
 
     @staticmethod
     def _absolute(key: str, expression: str) -> str:

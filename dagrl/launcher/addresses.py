@@ -23,7 +23,7 @@ async def listening_address(node_rank: NodeRank) -> str:
     address = await _resolve(node_rank.master)
     if address.startswith("127."):
         return ANY
-    own = [each for addresses in interfaces().values() for each in addresses]
+    own = [ip for addresses in interfaces().values() for ip in addresses]
     if address not in own:
         raise LaunchError(
             f"PET_MASTER_ADDR is `{node_rank.master}` ({address}), and rank 0 has {', '.join(own)}; start rank 0 on "
@@ -43,7 +43,7 @@ def is_loopback(name: str) -> bool:
 
 def interfaces() -> dict[str, list[str]]:
     return {
-        name: [each.address for each in addresses if each.family == socket.AF_INET]
+        name: [item.address for item in addresses if item.family == socket.AF_INET]
         for name, addresses in psutil.net_if_addrs().items()
     }
 

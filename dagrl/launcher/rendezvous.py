@@ -99,8 +99,8 @@ class Rendezvous:
 
     def ask_to_join(self, head: str, rank: int | None = None) -> None:
         """Ask one machine, or all, to join the Ray cluster at `head`."""
-        for each, connection in self._connections.items():
-            if rank in (None, each):
+        for peer_rank, connection in self._connections.items():
+            if rank in (None, peer_rank):
                 connection.send("join", head=head, token=self.drawn_token)
 
     async def close(self, code: int, why: str, *, await_missing: bool = False) -> None:

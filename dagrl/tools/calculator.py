@@ -17,7 +17,7 @@ _LARGEST_BITS = 4096
 
 def _rounded(number: float, *digits: int) -> float:
     # Python would compute 10 to the power of the number of digits removed.
-    return round(number, *(max(each, -_LARGEST_BITS) for each in digits))
+    return round(number, *(max(digit, -_LARGEST_BITS) for digit in digits))
 
 
 _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
@@ -73,7 +73,7 @@ def _value(node: ast.expr) -> float:
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY:
             return _bounded(_BINARY[type(sign)](_value(left), _value(right)))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            return _called(name, [_value(each) for each in args])
+            return _called(name, [_value(argument) for argument in args])
         case _:
             raise ValueError(f"{ast.unparse(node)!r} is not arithmetic")
 

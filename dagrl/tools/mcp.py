@@ -86,14 +86,14 @@ class McpServer:
     def _checked(self, described: Sequence[Mapping[str, Any]]) -> list[McpTool]:
         """The tools. Raises ToolUnavailableError if a prompt cannot describe them all."""
         tools = []
-        for each in described:
-            if not _NAME.fullmatch(each["name"]):
+        for tool in described:
+            if not _NAME.fullmatch(tool["name"]):
                 raise self._refused(
-                    f"has a tool {each['name']!r}, and names have at most 128 letters, digits and any of `_-./:`"
+                    f"has a tool {tool['name']!r}, and names have at most 128 letters, digits and any of `_-./:`"
                 )
-            if _depth(each["inputSchema"]) > _DEEPEST:
-                raise self._refused(f"describes the tool {each['name']!r} in more than {_DEEPEST} levels")
-            tools.append(McpTool(self, each))
+            if _depth(tool["inputSchema"]) > _DEEPEST:
+                raise self._refused(f"describes the tool {tool['name']!r} in more than {_DEEPEST} levels")
+            tools.append(McpTool(self, tool))
         sizes = {tool.name: len(json.dumps(tool.schema)) for tool in tools}
         if sum(sizes.values()) > _MOST_DESCRIBED:
             longest = max(sizes, key=lambda name: sizes[name])

@@ -19,18 +19,18 @@ def devices(value: Any) -> list[int] | None:
     """The GPUs of a ``device_mapping``: a list, or a text such as ``list(range(0,8)) + [12]``, not evaluated."""
     if isinstance(value, list):
         return [int(option) for option in value] if all(isinstance(option, int) for option in value) else None
-    found: list[int] = []
+    gpus: list[int] = []
     for part in str(value).split("+"):
         ranged = re.fullmatch(r"\s*list\(range\((\d{1,6}),?\s*(\d{1,6})?(?:,\s*(\d{1,6}))?\)\)\s*", part)
         listed = re.fullmatch(r"\s*\[([\d,\s]*)\]\s*", part)
         if ranged:
             first, last, step = ranged[1], ranged[2], ranged[3]
-            found += range(int(first), int(last), int(step or 1)) if last else range(int(first))
+            gpus += range(int(first), int(last), int(step or 1)) if last else range(int(first))
         elif listed:
-            found += [int(option) for option in listed[1].split(",") if option.strip()]
+            gpus += [int(option) for option in listed[1].split(",") if option.strip()]
         else:
             return None
-    return found
+    return gpus
 
 
 def devices_of(t: Translation, role: str) -> set[int]:

@@ -36,7 +36,7 @@ def _train(t: Translation) -> None:
     """Files of domains become sources, if the name of each says its domain; or else one source."""
     key, probs = f"{TRAIN}.data_args.file_name", f"{TRAIN}.data_args.domain_interleave_probs"
     files: Sequence[Any] = parts.as_list(t.get(key))
-    weights = {each.rpartition(".")[2]: t.get(each) for each in t.below(probs)}
+    weights = {domain.rpartition(".")[2]: t.get(domain) for domain in t.below(probs)}
     by_domain = {name: [file for file in files if _is_of(file, name)] for name in weights}
     if not files:
         return

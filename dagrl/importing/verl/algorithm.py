@@ -117,9 +117,9 @@ def _reciprocal(value: float) -> float:
 
 def _bounds(text: Any) -> tuple[float | None, float | None]:
     """Lower and upper bound of ``"0.5_5.0"``; a single number is the upper one."""
-    found = re.fullmatch(r"\s*([\d.eE-]+)\s*[_,]\s*([\d.eE-]+)\s*", str(text))
-    if found:
-        return float(found[1]), float(found[2])
+    match = re.fullmatch(r"\s*([\d.eE-]+)\s*[_,]\s*([\d.eE-]+)\s*", str(text))
+    if match:
+        return float(match[1]), float(match[2])
     return (None, float(text)) if isinstance(text, int | float) else (None, None)
 
 
@@ -155,11 +155,11 @@ def _rejection(t: Translation, key: str, bound: str, target: str) -> None:
         return
     names, given = ([part.strip() for part in str(t.get(option)).split(",")] for option in (key, bound))
     given = given * len(names) if len(given) == 1 else given
-    found = [_limits(*option) for option in zip(names, given, strict=False)]
-    if None in found or len(names) != len(given) or len(set(names)) != len(names):
+    limits = [_limits(*option) for option in zip(names, given, strict=False)]
+    if None in limits or len(names) != len(given) or len(set(names)) != len(names):
         t.refuse("criteria are token_k1 to token_k3, or seq_sum, seq_mean or seq_max of them, with bounds", key, bound)
         return
-    criteria, highs, lows = zip(*(option for option in found if option), strict=True)
+    criteria, highs, lows = zip(*(option for option in limits if option), strict=True)
     columns = {"rollout_rs": criteria, "rollout_rs_threshold": highs, "rollout_rs_threshold_lower": lows}
     for name, column in columns.items():
         if any(value is not None for value in column):
