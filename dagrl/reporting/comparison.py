@@ -107,7 +107,7 @@ def _costs(run: RunReader, pipeline: Pipeline, plan: Plan, gpu: str | None) -> t
         measured = measured_costs(plan, [activity for activity in run.spans if 0 < activity.step <= half])
         return measured, f"the times of the first half of its own steps (no cost model: {unknown})"
     name = gpu_named(gpu).name if gpu is not None else DEFAULT_GPU
-    lengths = replace(lengths_of_run(run, pipeline, {line["step"] for line in run.steps}), prompt_tokens=None)
+    lengths = replace(lengths_of_run(run, pipeline, run.by_step), prompt_tokens=None)
     return PipelineCosts(pipeline, plan, shape, name, lengths), "the cost model of `dagrl plan`"
 
 

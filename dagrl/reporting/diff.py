@@ -65,7 +65,7 @@ def diff_runs(left: Path, right: Path) -> RunDiff:
     if common:
         compared.append(f"records of {ranges(sorted({step for step, _ in common}))}")
         partings.append(_in_records(records, common))
-    metrics = [{line["step"]: line for line in run.steps} for run in runs]
+    metrics = [run.by_step for run in runs]
     steps = sorted(metrics[0].keys() & metrics[1].keys())
     if steps:
         if sampled := [step for step in steps if all(_sample_files((left, right), step))]:
@@ -215,7 +215,7 @@ def _writer(folder: Path, column: str) -> str:
     return nodes[0] if nodes else ""
 
 
-def _in_metrics(metrics: Sequence[Mapping[int, Mapping[str, Any]]], steps: Iterable[int]) -> Parting | None:
+def _in_metrics(metrics: Sequence[Mapping[int, Mapping[str, float]]], steps: Iterable[int]) -> Parting | None:
     for step in steps:
         lines = [line_of[step] for line_of in metrics]
         names = [name for name in dict.fromkeys((*lines[0], *lines[1])) if not name.startswith(_MEASURED)]
@@ -246,7 +246,7 @@ def lines_of(left: Path, right: Path, result: RunDiff) -> Iterator[str]:
         yield f"  {parting.hint}"
 
 
-def as_dict(result: RunDiff) -> dict[str, Any]:
+def as_dict(result: RunDiff) -> dict[str, object]:
     """Return the comparison for JSON: `equal`, `parting`, `pipelines` and `compared`."""
     parting = result.parting
     return {

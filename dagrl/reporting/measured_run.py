@@ -87,7 +87,7 @@ _MOST_STEPS = 200
 def usual_steps(run: RunReader, plan: Plan) -> list[int]:
     """The newest steps that are not the first after a start, without those that validate or save if enough are left."""
     after_pause = {step + 1 for step, _ in run.pauses()}
-    finished = {line["step"] for line in run.steps}
+    finished = run.by_step
     steps = [step for step in run.timed_steps if step > 1 and step in finished and step not in after_pause]
     plain = [step for step in steps if not plan.validates(step) and not plan.saves(step)]
     return (plain if len(plain) >= LEAST_STEPS else steps)[-_MOST_STEPS:]

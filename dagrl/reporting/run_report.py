@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any
 
 from dagrl.backends.planning.gpus import gpu_named
 from dagrl.config.errors import counted
@@ -69,7 +68,7 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
     )
 
 
-def run_values(folder: Path) -> dict[str, Any]:
+def run_values(folder: Path) -> dict[str, object]:
     """Summarize a run as plain values. ValueError if there is no run."""
     run = read_run(folder)
     return summary_values(run, run.known_steps) | {"idle": _idle_in_training(run)}

@@ -52,7 +52,7 @@ class Runs:
                 raise ValueError(f"{folder} is not a folder; name run folders, or a folder that holds some")
         self._ids: list[Path] = []
 
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[dict[str, object]]:
         """Id, name and time of the last change of each run, in a stable order."""
         with self._lock:
             return self._found()
@@ -74,10 +74,10 @@ class Runs:
             reader.refresh()
             return question(reader)
 
-    def plan(self, run: RunReader) -> dict[str, Any]:
+    def plan(self, run: RunReader) -> dict[str, object]:
         return plan_view(run, self._gpu)
 
-    def _found(self) -> list[dict[str, Any]]:
+    def _found(self) -> list[dict[str, object]]:
         for folder in self._folders:
             inner = [folder] if is_run(folder) else []
             with suppress(FileNotFoundError):  # A folder that has gone meanwhile holds none.
@@ -151,11 +151,11 @@ def listen(port: int) -> socket.socket:
         raise OSError(f"cannot listen on {HOST}:{port}: {error.strerror}; choose another --port") from error
 
 
-def _step(request: Request, run: RunReader) -> dict[str, Any] | None:
+def _step(request: Request, run: RunReader) -> dict[str, object] | None:
     return step_view(run, request.path_params["step"], run.plan)
 
 
-def _metrics(request: Request, run: RunReader) -> dict[str, Any]:
+def _metrics(request: Request, run: RunReader) -> dict[str, object]:
     """The steps from ``first`` on; all of them if the page has those of another generation."""
     asked = request.query_params
     first = asked.get("first", "0")
@@ -163,7 +163,7 @@ def _metrics(request: Request, run: RunReader) -> dict[str, Any]:
     return metrics_table(run, min(int(first), len(run.steps)) if known else 0)
 
 
-def _samples(request: Request, run: RunReader) -> list[dict[str, Any]] | None:
+def _samples(request: Request, run: RunReader) -> list[dict[str, object]] | None:
     kind, step = request.path_params["kind"], request.path_params["step"]
     if step not in sample_steps(run.folder).get(kind, []):
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, median
-from typing import Any
 
 from rich.console import RenderableType
 
@@ -71,7 +70,7 @@ def summary(run: RunReader, idle: Mapping[str, float], steps: int | None = None)
     return [*parts, *_troubles(run)]
 
 
-def summary_values(run: RunReader, steps: int | None = None) -> dict[str, Any]:
+def summary_values(run: RunReader, steps: int | None = None) -> dict[str, object]:
     """The summary as plain values; `steps`: the number the run asked for."""
     return {
         "run": str(run.folder),
@@ -127,7 +126,7 @@ def in_a_line(run: RunReader) -> str:
 
 def scores(run: RunReader, step: int) -> list[str]:
     """The metrics of a step's validation, one per line."""
-    metrics = next((line for line in run.steps if line["step"] == step), {})
+    metrics = run.by_step.get(step, {})
     names = [name for name in metrics if name.startswith("val/") and not name.startswith("val/data/")]
     width = max(map(len, names), default=0)
     return [f"{name.ljust(width)}  {_number(metrics[name])}" for name in names]

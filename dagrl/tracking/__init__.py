@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from dagrl.config.schema import TrackerSpec
 from dagrl.redact import hide_secrets, hiding, without_secrets
@@ -118,7 +118,7 @@ def open_trackers(
     *,
     run_dir: Path,
     run_name: str,
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     total_steps: int,
     resumed_step: int | None,
     shown_samples: int = 0,

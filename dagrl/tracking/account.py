@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 ENDS = ("trained", "stale", "filtered", "failed", "unused")
 """Ends of samples, as steps report them."""
@@ -33,7 +32,7 @@ class Account:
         return ", ".join(filter(None, (self.rollout, self.source)))
 
 
-def accounts(steps: Iterable[Mapping[str, Any]]) -> list[Account]:
+def accounts(steps: Iterable[Mapping[str, float]]) -> list[Account]:
     """The account of each rollout and source in the lines of metrics.jsonl."""
     sums: dict[str, float] = {}
     for line in steps:
@@ -56,7 +55,7 @@ def _added(sums: Mapping[str, float], prefix: str) -> dict[str, int]:
     return {"generated": round(sums[f"{prefix}generated"]) + lost, **counts, "carried": carried, "lost": lost}
 
 
-def lost(steps: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def lost(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Counts of the samples and tokens that lost steps have generated, for the line before them."""
     counts: dict[str, float] = {}
     for line in steps:

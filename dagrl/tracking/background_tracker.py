@@ -77,7 +77,7 @@ class BackgroundTracker:
         """Whether further calls are ignored."""
         self._bug: Exception | None = None
 
-    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+    def start(self, run_dir: Path, config: Mapping[str, object], resumed_step: int | None) -> None:
         self._thread.start()
         self._ask(partial(self._tracker.start, run_dir, config, resumed_step))
 
@@ -147,7 +147,7 @@ class BackgroundTracker:
 class OwnTracker:
     """Calls a user's tracker, and tells the line where it fails."""
 
-    def __init__(self, place: str, args: Mapping[str, Any], folder: Path | None) -> None:
+    def __init__(self, place: str, args: Mapping[str, object], folder: Path | None) -> None:
         """Import the class at `place`, for which `folder` is searched, and make an instance.
 
         Raises ValueError if there is no such class, it is no tracker, or its constructor fails.
@@ -159,7 +159,7 @@ class OwnTracker:
         except Exception as error:
             raise ValueError(f"the tracker {place} {raised_by(made.__init__, error)}") from error
 
-    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+    def start(self, run_dir: Path, config: Mapping[str, object], resumed_step: int | None) -> None:
         self._call(self._tracker.start, run_dir, config, resumed_step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -30,7 +30,7 @@ class Progress:
 class Tracker(Protocol):
     """A destination of metrics. Call `start`, then `log` once per step, then `close`."""
 
-    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+    def start(self, run_dir: Path, config: Mapping[str, object], resumed_step: int | None) -> None:
         """Open files under `run_dir`; drop what was logged after `resumed_step`, None: everything.
 
         `config` is the resolved pipeline as plain YAML values.

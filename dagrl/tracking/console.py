@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console as Terminal
 from rich.console import Group
@@ -146,11 +145,11 @@ class Console:
         self._quiet_until: float | None = None
         """Earliest time of the next line about a rollout; None if none is running."""
         self._live: Live | None = None
-        self._config: Mapping[str, Any] = {}
+        self._config: Mapping[str, object] = {}
         self._told_notes: set[str] = set()
         """Metrics that a note has been about."""
 
-    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+    def start(self, run_dir: Path, config: Mapping[str, object], resumed_step: int | None) -> None:
         """Start drawing; progress counts from `resumed_step`."""
         self._config = config
         self._progress.update(self._task, completed=resumed_step or 0)

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from dagrl.tracking.account import lost
 from dagrl.tracking.base import check_in_place, is_kept, naming, replace_text
@@ -25,7 +25,7 @@ class MetricsFile:
         self._last = -1
         """Step of the last line."""
 
-    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+    def start(self, run_dir: Path, config: Mapping[str, object], resumed_step: int | None) -> None:
         """Remove lines after `resumed_step` and a torn last line, then open for appending.
 
         The last line keeps the number of samples and tokens that the removed steps had generated, as ``lost``.
@@ -65,7 +65,7 @@ class MetricsFile:
                 replace_text(self._path, "".join([*kept[:-1], _with_lost(kept[-1], [metrics])]))
                 self._file = self._path.open("a", encoding="utf-8")
 
-    def _add_to(self, step: int, record: dict[str, Any]) -> None:
+    def _add_to(self, step: int, record: Mapping[str, float | None]) -> None:
         """Add a checkpoint's validation to the line of its step, or between the lines around it."""
         steps = {_step_of(line): json.loads(line) for line in kept_lines(self._path, self._last)}
         steps[step] = steps.get(step, {}) | record
@@ -80,7 +80,7 @@ class MetricsFile:
                 file.close()
 
 
-def _with_lost(line: str, steps: Sequence[Mapping[str, Any]]) -> str:
+def _with_lost(line: str, steps: Sequence[Mapping[str, float]]) -> str:
     """A line to which the samples and tokens of lost steps are added."""
     if not (counts := lost(steps)):
         return line

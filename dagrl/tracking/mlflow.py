@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import batched
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -55,7 +55,7 @@ class Mlflow:
         self._run_id = ""
         self._tables: list[dict[str, str]] = []
 
-    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+    def start(self, run_dir: Path, config: Mapping[str, object], resumed_step: int | None) -> None:
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
@@ -174,7 +174,7 @@ def metric_name(name: str) -> str:
     return _NOT_IN_NAMES.sub("_", name.replace("@", "_at_"))
 
 
-def _parameters(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _parameters(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Scalar values of a pipeline by dotted name."""
     for key, value in config.items():
         if isinstance(value, Mapping):

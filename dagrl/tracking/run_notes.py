@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 _MOST = 0.5
 _FRACTION = "response_tokens/cut_fraction"
 _UNKNOWN = "mismatch/unknown_fraction"
 
 
-def run_notes(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, str]:
+def run_notes(steps: Sequence[Mapping[str, float]], config: Mapping[str, object]) -> dict[str, str]:
     """Sentences, by the metric: if at least half of the responses of `steps` were cut, in training and in validation,
     and if any token had a log-prob of the generator that is not finite.
 
@@ -34,15 +33,12 @@ def run_notes(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> 
     return notes
 
 
-def _limits_of_sources(config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _limits_of_sources(config: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """Metric, name and key of each source's limit, if sources have their own."""
-    train = (config.get("data") or {}).get("train")
-    if not isinstance(train, Mapping):
-        return []
-    if isinstance(limit := train.get("sampling"), Mapping) and "max_new_tokens" in limit:
+    train = section(config, "data", "train")
+    if "max_new_tokens" in (limit := section(train, "sampling")):
         return [(_FRACTION, "responses", f"data.train.sampling.max_new_tokens ({limit['max_new_tokens']})")]
-    found = {name: each.get("sampling") for name, each in train.items() if isinstance(each, Mapping)}
-    own = {name: limit["max_new_tokens"] for name, limit in found.items() if limit}
+    own = {name: limit["max_new_tokens"] for name in train if (limit := section(train, name, "sampling"))}
     keys = {name: f"data.train.{name}.sampling.max_new_tokens ({limit})" for name, limit in own.items()}
     usual = _key(config, _FRACTION)
     prefix = "train/{}/" if len(train) > 1 else ""
@@ -50,13 +46,21 @@ def _limits_of_sources(config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return [(metrics[name], f"responses to `{name}`", keys.get(name, usual)) for name in train] if own else []
 
 
-def _key(config: Mapping[str, Any], metric: str) -> str:
+def _key(config: Mapping[str, object], metric: str) -> str:
     """The key of the limit in the pipeline, with its value; also that of a turn, which may be the limit."""
-    nodes = config.get("nodes") or {}
-    rollouts = {name: node for name, node in nodes.items() if isinstance(node, Mapping) and node.get("op") == "rollout"}
-    name, node = next(iter(rollouts.items()), ("rollout", {}))
+    nodes = section(config, "nodes")
+    name = next((name for name in nodes if section(nodes, name).get("op") == "rollout"), "rollout")
+    node = section(nodes, name)
     sampling = "val_sampling" if metric.startswith("val/") and node.get("val_sampling") else "sampling"
-    limit = (node.get(sampling) or {}).get("max_new_tokens")
+    limit = section(node, sampling).get("max_new_tokens")
     key = f"nodes.{name}.{sampling}.max_new_tokens" + (f" ({limit})" if limit else "")
     turn = node.get("max_turn_tokens")
     return key + (f" or nodes.{name}.max_turn_tokens ({turn})" if turn else "")
+
+
+def section(tree: Mapping[str, object], *keys: str) -> Mapping[str, object]:
+    """The mapping at a place of a pipeline file; an empty one if there is none."""
+    for key in keys:
+        inner = tree.get(key)
+        tree = inner if isinstance(inner, Mapping) else {}
+    return tree

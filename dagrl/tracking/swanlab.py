@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagrl.config.schema import TrackerSpec
 from dagrl.redact import hide_in_arguments, hide_secrets
@@ -31,7 +31,7 @@ class SwanLab:
         self._name, self._note, self._spec = name, note, spec
         self._run: swanlab.Run | None = None
 
-    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+    def start(self, run_dir: Path, config: Mapping[str, object], resumed_step: int | None) -> None:
         """Begin or resume the run; offline if the server rejects it."""
         import swanlab
 

@@ -28,7 +28,7 @@ class TensorBoard:
         self._folder = Path()
         self._writer: EventFileWriter | None = None
 
-    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+    def start(self, run_dir: Path, config: Mapping[str, object], resumed_step: int | None) -> None:
         """Open a new event file, which tells TensorBoard to drop the steps after `resumed_step`."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from dagrl.config.schema import TrackerSpec
 from dagrl.redact import hide_in_arguments
@@ -36,7 +36,7 @@ class Wandb:
         self._name, self._note, self._spec = name, note, spec
         self._run: wandb.Run | None = None
 
-    def start(self, run_dir: Path, config: Mapping[str, Any], resumed_step: int | None) -> None:
+    def start(self, run_dir: Path, config: Mapping[str, object], resumed_step: int | None) -> None:
         """Begin or resume the run; offline if the server does not answer."""
         mode: Literal["offline"] | None = None
         if not os.environ.keys() & {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"}:
@@ -79,7 +79,7 @@ class Wandb:
             self._stop()
 
     def _begin(
-        self, run_dir: Path, config: Mapping[str, Any], run_id: str, mode: Literal["offline"] | None
+        self, run_dir: Path, config: Mapping[str, object], run_id: str, mode: Literal["offline"] | None
     ) -> wandb.Run:
         import wandb
 

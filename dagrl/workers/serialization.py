@@ -26,7 +26,7 @@ type Serialized = tuple[bytes, list[ray.ObjectRef]]
 """A message, and the refs that it names by their index in the list."""
 
 
-def serialize(message: Any) -> tuple[bytes, list[Any]]:
+def serialize(message: object) -> tuple[bytes, list[Any]]:
     """The message as bytes, and the distinct refs and batches in it."""
     buffer = io.BytesIO(bytes([PROTOCOL]))
     buffer.seek(1)
@@ -53,7 +53,7 @@ def message_bytes(data: bytes, refs: Sequence[ray.ObjectRef]) -> int:
 class _Pickler(pickle.Pickler):
     def __init__(self, buffer: io.BytesIO, protocol: int) -> None:
         super().__init__(buffer, protocol)
-        self.objects: list[Any] = []
+        self.objects: list[object] = []
         self._indices: dict[Any, int] = {}
         """By ref, or by the id of a batch."""
 

@@ -268,7 +268,7 @@ def _fields(folder: Path) -> dict[str, Any]:
     raise TornCheckpointError(folder, f"{_STATE} holds something else than was written")
 
 
-def _seal(fields: Mapping[str, Any]) -> int:
+def _seal(fields: Mapping[str, object]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 

@@ -7,7 +7,6 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from dagrl.config.errors import PipelineError
 from dagrl.config.loading.yaml_source import read_document
@@ -30,8 +29,8 @@ _ELSEWHERE = "give the run a new --run-dir"
 
 
 def examine(
-    path: Path, pipeline: Pipeline, resolved: Mapping[str, Any], *, again: bool = False
-) -> tuple[FoundCheckpoint, dict[str, Any]]:
+    path: Path, pipeline: Pipeline, resolved: Mapping[str, object], *, again: bool = False
+) -> tuple[FoundCheckpoint, dict[str, object]]:
     """Check the folder of a run. Raises RefusedFolderError if the run may not use it.
 
     Returns the checkpoint to resume from and the resolved pipeline of the folder's run, empty if there is none.
@@ -121,7 +120,7 @@ def _refuse_kinds(path: Path, wrong: Iterable[str], kind: str) -> None:
         raise RefusedFolderError(f"{path / name} is not a {kind}", hint=f"move it away, or {_ELSEWHERE}")
 
 
-def _earlier(path: Path) -> dict[str, Any]:
+def _earlier(path: Path) -> dict[str, object]:
     """The resolved pipeline of the folder's run."""
     try:
         document = read_document(path / PIPELINE)

@@ -11,6 +11,7 @@ from dagrl.backends.registry import backend_of
 from dagrl.config.capability import Capability
 from dagrl.config.schema import Pipeline
 from dagrl.redact import without_secrets
+from dagrl.tracking.run_notes import section
 
 _TRAINING = ("update", "critic", "sft", "dpo")
 """Ops that change an engine's weights."""
@@ -39,13 +40,13 @@ def is_same_model(saved: str, now: str) -> bool:
     return _CACHED.sub("", saved) == _CACHED.sub("", now)
 
 
-def another_name(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def another_name(earlier: Mapping[str, object], now: Mapping[str, object]) -> str | None:
     """How the names of two resolved pipelines differ, as the end of a sentence; None if they are equal."""
     before, after = earlier.get("name"), now.get("name")
     return None if before == after else f"the run `{before}`, and this pipeline's name is `{after}`"
 
 
-def another_run(earlier: Mapping[str, Any], now: Mapping[str, Any], *, with_model: bool) -> str | None:
+def another_run(earlier: Mapping[str, object], now: Mapping[str, object], *, with_model: bool) -> str | None:
     """Why one resolved pipeline cannot go on with what the other has trained, as the end of a sentence; None if it can.
 
     `with_model`: compare the models as the files say them, where no checkpoint knows them better.
@@ -55,10 +56,10 @@ def another_run(earlier: Mapping[str, Any], now: Mapping[str, Any], *, with_mode
         return f"a run that trains {_in_words(before)}, and this pipeline trains {_in_words(after)}"
     for engine in before:
         # The sections of the two kinds of optimizers are stored in different ways.
-        kinds = [_section(tree, "engines", engine, "optimizer").get(_DISTRIBUTED, True) for tree in (earlier, now)]
+        kinds = [section(tree, "engines", engine, "optimizer").get(_DISTRIBUTED, True) for tree in (earlier, now)]
         if kinds[0] != kinds[1]:
             return f"a run with another `engines.{engine}.optimizer.{_DISTRIBUTED}` than the pipeline's"
-        if key := _other_adapter(*(_section(tree, "engines", engine).get("lora") for tree in (earlier, now))):
+        if key := _other_adapter(*(section(tree, "engines", engine).get("lora") for tree in (earlier, now))):
             return f"a run with another `engines.{engine}.{key}` than the pipeline's"
     return "another model's run" if with_model and _models(earlier) != _models(now) else None
 
@@ -72,16 +73,16 @@ def _other_adapter(before: Any, after: Any) -> str | None:
     """The key in which two ``lora`` sections make different models of stored weights; None if they do not."""
     if before is None or after is None:
         return None if before is after else "lora"
-    values = [_ADAPTER | {key: section[key] for key in _ADAPTER if key in section} for section in (before, after)]
+    values = [_ADAPTER | {key: lora[key] for key in _ADAPTER if key in lora} for lora in (before, after)]
     return next((f"lora.{key}" for key in _ADAPTER if values[0][key] != values[1][key]), None)
 
 
-def _trained(tree: Mapping[str, Any]) -> dict[str, list[str]]:
+def _trained(tree: Mapping[str, object]) -> dict[str, list[str]]:
     """Engine -> ops that train it."""
     ops: dict[str, set[str]] = {}
     for _, node in _sections(tree, "nodes"):
         if node.get("op") in _TRAINING:
-            ops.setdefault(str(node.get("engine")), set()).add(node["op"])
+            ops.setdefault(str(node.get("engine")), set()).add(str(node["op"]))
     return {engine: sorted(ops[engine]) for engine in sorted(ops)}
 
 
@@ -89,11 +90,11 @@ def _in_words(trained: Mapping[str, list[str]]) -> str:
     return ", ".join(f"`{engine}` by {' and '.join(ops)}" for engine, ops in trained.items()) or "no engine"
 
 
-def _models(tree: Mapping[str, Any]) -> list[Any]:
+def _models(tree: Mapping[str, object]) -> list[object]:
     own = [
         (name, _without_cache(engine.get("model")), engine.get("dist_checkpointing_path"), lora.get("path"))
         for name, engine in _sections(tree, "engines")
-        for lora in [_section(engine, "lora")]
+        for lora in [section(engine, "lora")]
     ]
     shared = _without_cache(tree.get("model"))
     return [shared, sorted((each for each in own if any(each[1:])), key=lambda each: each[0])]
@@ -106,21 +107,13 @@ def _without_cache(model: Any) -> Any:
     return model
 
 
-def _sections(tree: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name, section in _section(tree, kind).items():
-        if isinstance(section, Mapping):
-            yield name, section
+def _sections(tree: Mapping[str, object], kind: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+    for name, inner in section(tree, kind).items():
+        if isinstance(inner, Mapping):
+            yield name, inner
 
 
-def _section(tree: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """The mapping at a place; an empty one if there is none."""
-    for key in keys:
-        inner = tree.get(key)
-        tree = inner if isinstance(inner, Mapping) else {}
-    return tree
-
-
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def changes(before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """The keys that differ between two resolved pipelines, with both values; empty if none does."""
     old, new = dict(_values(without_secrets(before))), dict(_values(without_secrets(after)))
     differing = [
@@ -140,7 +133,7 @@ def _values(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
+def _shown(values: Mapping[str, object], key: str) -> str:
     if key not in values:
         return "(default)"
     value = values[key]

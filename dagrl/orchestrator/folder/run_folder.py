@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from pydantic import TypeAdapter
 
@@ -63,7 +63,7 @@ class RunFolder:
 def open_run_folder(
     path: Path,
     pipeline: Pipeline,
-    resolved: Mapping[str, Any],
+    resolved: Mapping[str, object],
     *,
     modules: Path | None = None,
     graph: Graph | None = None,

@@ -57,7 +57,7 @@ class SlotAllocator:
             options.append({**share, **pinned, "max_concurrency": threads, "runtime_env": env})
         return await self._create(remote, options)
 
-    async def _create(self, remote: Any, options: Iterable[dict[str, Any]]) -> list[ray.actor.ActorHandle]:
+    async def _create(self, remote: Any, options: Iterable[dict[str, object]]) -> list[ray.actor.ActorHandle]:
         """Create one actor for each of the options. There may be thousands: the loop handles Ctrl-C in between."""
         actors = []
         for each in options:

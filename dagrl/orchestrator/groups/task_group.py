@@ -18,8 +18,8 @@ class TaskGroup:
     """Coroutines that run concurrently. More may be started at any time."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._ended: asyncio.Queue[asyncio.Task[Any]] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._ended: asyncio.Queue[asyncio.Task[object]] = asyncio.Queue()
 
     def start[Result](self, coroutine: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -39,7 +39,7 @@ class TaskGroup:
             for task in self._tasks:
                 task.cancel()
 
-    async def _most_specific(self, first: asyncio.Task[Any]) -> BaseException:
+    async def _most_specific(self, first: asyncio.Task[object]) -> BaseException:
         waits = self._tasks and not isinstance(first.exception(), WorkerDiedError)
         late, _ = await asyncio.wait(self._tasks, timeout=_SECOND_FAILURE_S) if waits else (set(), set())
         failures = [failure for task in (first, *late) if (failure := task.exception()) is not None]

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any
 
 from dagrl.config.errors import suggest
 from dagrl.config.schema.rounds import prompts_begun
@@ -180,7 +179,7 @@ class PromptFeed:
             }
         return metrics
 
-    def after(self, step: int) -> dict[str, Any]:
+    def after(self, step: int) -> dict[str, object]:
         """The state of the order for the checkpoint of `step`."""
         return self._order.after(step)
 

@@ -38,7 +38,7 @@ _SCRIPTS = (
 """In the order in which they run: the last one starts the page."""
 
 
-def page(manifest: Mapping[str, Any], blobs: Iterable[str] = ()) -> Iterable[str]:
+def page(manifest: Mapping[str, object], blobs: Iterable[str] = ()) -> Iterable[str]:
     """The parts of the page's text. `manifest` lists ``runs`` and says if it is ``live``; `blobs` are by `blob`."""
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     yield f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy(live=manifest["live"])}">\n'

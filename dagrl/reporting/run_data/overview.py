@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any
 
 import yaml
 
@@ -25,7 +24,7 @@ _MOST_RESTARTS = 1000.0
 """A file that says more is not a run's."""
 
 
-def overview(run: RunReader) -> dict[str, Any]:
+def overview(run: RunReader) -> dict[str, object]:
     """Progress, events, pipeline and DAG of a run."""
     config = config_of(run.folder)
     return {
@@ -44,7 +43,7 @@ def overview(run: RunReader) -> dict[str, Any]:
     }
 
 
-def _described(run: RunReader, config: dict[str, Any]) -> dict[str, Any]:
+def _described(run: RunReader, config: dict[str, object]) -> dict[str, object]:
     """The parts that follow from the pipeline alone."""
     text = yaml.safe_dump(without_secrets(config), sort_keys=False) if config else ""
     try:
@@ -56,14 +55,14 @@ def _described(run: RunReader, config: dict[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _dag(pipeline: RunPipeline) -> dict[str, Any]:
+def _dag(pipeline: RunPipeline) -> dict[str, object]:
     try:
         return dag_view(pipeline.graph)
     except PipelineError as error:
         return {"error": str(error)}
 
 
-def _events(run: RunReader) -> list[dict[str, Any]]:
+def _events(run: RunReader) -> list[dict[str, object]]:
     """Restarts of workers and new starts of the run, by the step that followed or was under way."""
     events: list[tuple[int, str, str, float | None]] = [
         (span.step, "restart", f"{span.executor} restarted after a loss", round(span.end - span.start, 2))
@@ -74,7 +73,7 @@ def _events(run: RunReader) -> list[dict[str, Any]]:
     restarts = [step for step, *_ in events]
     count = 0.0
     for line in run.steps:
-        step, now = line["step"], line.get("run/restarts", 0.0)
+        step, now = int(line["step"]), line.get("run/restarts", 0.0)
         # Also false for NaN.
         now = now if 0 <= now <= _MOST_RESTARTS else count
         for _ in range(round(now - count)):
@@ -102,7 +101,7 @@ _BOX_WIDTH, _BOX_HEIGHT = 172.0, 66.0
 """Room for a line with time and memory below the node's name. Pixels."""
 
 
-def dag_view(graph: Graph) -> dict[str, Any]:
+def dag_view(graph: Graph) -> dict[str, object]:
     """``nodes`` and ``labels`` with their boxes [x, y, width, height], and ``edges`` as lists of points, in pixels."""
     scene, bounds = scene_of(graph, box_height=_BOX_HEIGHT, least_width=_BOX_WIDTH)
     left, top = (bounds["min"][axis] - _MARGIN for axis in "xy")

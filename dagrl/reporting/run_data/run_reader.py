@@ -29,7 +29,7 @@ class RunReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.steps: list[dict[str, Any]] = []
+        self.steps: list[dict[str, float]] = []
         """Numeric metrics of each step in order, including ``step``."""
         self.spans: list[Activity] = []
         """In the order of their starts."""
@@ -50,7 +50,12 @@ class RunReader:
     @property
     def last_step(self) -> int:
         """The newest finished step; 0 without any."""
-        return self.steps[-1]["step"] if self.steps else 0
+        return int(self.steps[-1]["step"]) if self.steps else 0
+
+    @property
+    def by_step(self) -> dict[int, dict[str, float]]:
+        """Step -> its metrics."""
+        return {int(line["step"]): line for line in self.steps}
 
     def of(self, name: str) -> list[float]:
         """Values of a metric in all steps that have it."""
@@ -155,7 +160,9 @@ class RunReader:
         self.torn += new.count(None)
         self.steps += [step for step in new if step is not None]
         self.steps.sort(key=lambda step: step["step"])
-        self.step_seconds = {step["step"]: step["time/step_s"] for step in self.steps if step.get("time/step_s")}
+        self.step_seconds = {
+            step: line["time/step_s"] for step, line in self.by_step.items() if line.get("time/step_s")
+        }
 
 
 def step_window(activities: Sequence[Activity], seconds: float) -> Interval:
@@ -198,7 +205,7 @@ def read_run(folder: Path) -> RunReader:
 _LARGEST = 1 << 1000
 
 
-def parse_step(line: str) -> dict[str, Any] | None:
+def parse_step(line: str) -> dict[str, float] | None:
     """The numbers of a line of metrics.jsonl, including ``step``; None if it is torn."""
     try:
         step = json.loads(line)
@@ -208,7 +215,7 @@ def parse_step(line: str) -> dict[str, Any] | None:
     return {name: value for name, value in step.items() if _is_number(value)} | {"step": number}
 
 
-def config_of(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, object]:
     """The pipeline of a run, as it is written; empty if it cannot be read."""
     try:
         tree = yaml.safe_load(run_text(folder, "pipeline.yaml") or "")

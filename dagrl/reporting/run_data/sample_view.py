@@ -35,7 +35,7 @@ def sample_steps(folder: Path) -> dict[str, list[int]]:
     return {kind: sorted(steps) for kind, steps in by_kind.items()}
 
 
-def sample_view(folder: Path, step: int, *, validation: bool) -> list[dict[str, Any]]:
+def sample_view(folder: Path, step: int, *, validation: bool) -> list[dict[str, object]]:
     """The samples, one dictionary each. ValueError or OSError if there is no such file, or it cannot be read.
 
     ``token_count`` is the length of the response, ``versions`` those of the weights that sampled its tokens. Log-probs
@@ -75,7 +75,7 @@ def _last_message(prompt: str) -> str:
     return _MESSAGE_END.split(message)[0].strip() or prompt
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _shown(row: dict[str, Any]) -> dict[str, object]:
     shown = {name: _plain(value) for name, value in row.items() if name not in _NOT_SHOWN and value is not None}
     if "response_tokens" in row:
         shown["token_count"] = len(row["response_tokens"])

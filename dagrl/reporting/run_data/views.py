@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from dagrl.reporting.comparison import Comparison, compare_with_plan
 from dagrl.reporting.run_data.run_reader import RunReader, step_window
@@ -15,7 +14,7 @@ from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
 from dagrl.scheduler.plan import HOST, Plan
 
 
-def step_view(run: RunReader, step: int, plan: Plan | None = None) -> dict[str, Any] | None:
+def step_view(run: RunReader, step: int, plan: Plan | None = None) -> dict[str, object] | None:
     """The bars and pauses of a step, and its critical path if there is a `plan`; None if the timeline lacks the step.
 
     ``spans``: the `bar` of each activity in the window of the step, also of steps that overlap with it; ``idle``:
@@ -47,7 +46,7 @@ def step_view(run: RunReader, step: int, plan: Plan | None = None) -> dict[str, 
     }
 
 
-def bar(activity: Activity, begin: float) -> list[Any]:
+def bar(activity: Activity, begin: float) -> list[object]:
     """[name, group, worker, start, seconds, shard, step] of an activity, with its start in seconds from `begin`."""
     times = _rounded(activity.start - begin), _rounded(activity.end - activity.start)
     return [activity.name, activity.group, str(activity.worker), *times, activity.shard, activity.step]
@@ -130,7 +129,7 @@ def _cause(during: Sequence[Activity], start: float, end: float, resumed: float)
     return f"{cause.name} ({cause.executor})"
 
 
-def plan_view(run: RunReader, gpu: str | None = None) -> dict[str, Any]:
+def plan_view(run: RunReader, gpu: str | None = None) -> dict[str, object]:
     """The comparison of `dagrl report --timeline`; ``error`` says why there is none.
 
     ``nodes``: [name, executor, planned, actual] in seconds of a step; ``groups``: [name, planned, actual] as shares of
@@ -149,7 +148,7 @@ def plan_view(run: RunReader, gpu: str | None = None) -> dict[str, Any]:
     }
 
 
-def _last_step(comparison: Comparison) -> list[list[Any]]:
+def _last_step(comparison: Comparison) -> list[list[object]]:
     """The bars of the last planned step: those before it may wait for things that happen once."""
     simulated, step = comparison.simulated, comparison.steps
     own = [activity for activity in simulated.activities if activity.step == step]
@@ -167,14 +166,14 @@ _SPARSE = 0.5
 """A metric that fewer steps have, such as those of validations, is a list of places and one of values."""
 
 
-def metrics_table(run: RunReader, first: int = 0) -> dict[str, Any]:
+def metrics_table(run: RunReader, first: int = 0) -> dict[str, object]:
     """The steps from place `first` on: their numbers, the hours at which they ended, and a column for each metric.
 
     A column is a list with a value or None for each step, or ``{"at": places, "values": values}`` if most steps lack
     it; places count from 0 in this table. Numbers have six digits; NaN and infinity are None.
     """
     steps = run.steps[first:]
-    numbers = [step["step"] for step in steps]
+    numbers = [int(step["step"]) for step in steps]
     names = dict.fromkeys(name for step in steps for name in step if name != "step")
     return {
         "generation": run.generation,

@@ -52,7 +52,7 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
     planned = run.pipeline()
     pipeline, graph, plan = planned.on_its_gpus, planned.graph, planned.plan
     usual = usual_steps(run, plan)
-    finished = {line["step"]: line for line in run.steps}
+    finished = run.by_step
     # A run that has just begun has its first step alone.
     timed = [number for number in run.timed_steps if number in finished and number > 0]
     chosen = (usual or timed[-1:]) if step is None else [step]
@@ -120,7 +120,7 @@ def as_text(folder: Path, explained: Explanation) -> str:
     return render(parts)
 
 
-def as_values(explained: Explanation) -> dict[str, Any]:
+def as_values(explained: Explanation) -> dict[str, object]:
     """The explanation for programs."""
     path = [dict(zip(("node", "executor", "cause", "seconds"), part, strict=True)) for part in explained.path]
     return asdict(explained) | {"path": path}
@@ -193,7 +193,7 @@ _MOST_NAMED = 3
 
 
 def straggler(
-    folder: Path, paths: Mapping[int, Sequence[Part]], metrics: Mapping[int, Mapping[str, Any]]
+    folder: Path, paths: Mapping[int, Sequence[Part]], metrics: Mapping[int, Mapping[str, float]]
 ) -> Straggler | None:
     """Find it by the steps' critical paths and metrics, and by the samples that the run has stored."""
     waits = {
