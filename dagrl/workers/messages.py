@@ -5,6 +5,8 @@ The work of an op, which its context carries, is in `dagrl.ops.work`.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.config.schema import Pipeline
+from dagrl.data.batch import Batch
 from dagrl.data.order.sampler import GroupOutcomes
 from dagrl.data.stats import Stat
+from dagrl.ops.base import Output
+from dagrl.ops.work import TaskWork
 from dagrl.scheduler.intervals import Interval
 from dagrl.weight_sync.protocol import Offer, SendReport
 
 if TYPE_CHECKING:
     import ray
+
+BUCKET_BYTES = 2**28
+"""Weights that are in memory together when they are written, read or digested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,41 @@ class Block:
     @property
     def span(self) -> Interval:
         return Interval(self.start, self.end)
+
+
+def block_of(work: TaskWork, output: Output, begin: float, usage: Usage | None) -> Block:
+    """The block of an op's output. The work on it began at `begin` and ends now."""
+    end = time.time()
+    if not work.is_output_rank:
+        return Block(np.zeros(0, dtype=np.int64), None, None, begin, end, output.shards, usage=usage)
+    columns = {work.outputs[name]: column for name, column in output.columns.items() if name in work.outputs}
+    prefix = ("val/" if work.validation else "") + work.metric_prefix
+    return Block(
+        output.rows,
+        Batch(output.rows, columns) if columns else None,
+        None if output.unfinished else _added_tokens(output, work.outputs),
+        begin,
+        end,
+        output.shards,
+        {prefix + name: stat for name, stat in output.stats.items()},
+        usage,
+        output.prompts,
+        output.dropped,
+        output.outcomes,
+        dict(output.counts),
+        output.unfinished,
+    )
+
+
+def _added_tokens(output: Output, published: Mapping[str, str]) -> np.ndarray | None:
+    """Tokens that the published columns add to each row: the lengths of ragged integer columns."""
+    added = [
+        column.lengths
+        for name, column in output.columns.items()
+        if name in published and name not in output.uncounted
+        if column.offsets is not None and column.values.dtype == np.int64
+    ]
+    return np.sum(added, axis=0) if added else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +196,11 @@ class UpdateWeightsRequest:
     """Through the object store: the `SendResult` of each of the trainer's ranks."""
     keep_buffers: bool = False
     """See `WeightRoute.keep_buffers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsToStore:
+    """An object of Ray's store, and which of its columns are recorded."""
+
+    ref: ray.ObjectRef
+    names: tuple[str, ...]

@@ -1,17 +1,19 @@
-"""A worker's part in a weight sync: the trainer's ranks send weights, the generator's ranks receive them.
+"""Weights of a worker's engine on their way: in a weight sync, or through a folder to other parts of a pipeline.
 
-`dagrl.orchestrator.groups.weight_syncs` coordinates the two sides, and `dagrl.weight_sync` has the transports.
+`dagrl.orchestrator.groups.weight_syncs` coordinates the sides of a sync, and `dagrl.weight_sync` has the transports.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import cast
 
 import ray
 
 from dagrl.backends.base import GenerateEngine, ReceivesWeights, TrainEngine
+from dagrl.config.schema import ModelSpec
 from dagrl.scheduler.weight_route import WeightRoute
 from dagrl.weight_sync.exporter import PackedBucket, packed
 from dagrl.weight_sync.fp8 import Fp8Exporter
@@ -19,7 +21,7 @@ from dagrl.weight_sync.manifest import Bucket
 from dagrl.weight_sync.protocol import Offer
 from dagrl.weight_sync.receiver import Route
 from dagrl.weight_sync.sender import WeightSender
-from dagrl.workers.messages import SendResult, UpdateWeightsRequest
+from dagrl.workers.messages import BUCKET_BYTES, SendResult, UpdateWeightsRequest
 from dagrl.workers.object_cache import get_objects
 
 
@@ -104,3 +106,41 @@ def _route(request: UpdateWeightsRequest, rank: int, timeout_s: float) -> Route:
         # Without GPU ids: the sender on the same slot, or the only one.
         senders = {"": (offers[rank] if len(offers) > 1 else offers[0]).address}
     return Route(request.sync, senders, timeout_s, request.keep_buffers)
+
+
+def write_weights(engine: TrainEngine, model: ModelSpec, folder: Path, *, writes: bool) -> None:
+    """Write the weights of an engine as a Hugging Face folder. Collective; one rank `writes`, and has them.
+
+    Raises OSError.
+    """
+    from dagrl.model_files.hf_folder import copy_tokenizer, write_hf_folder
+    from dagrl.model_files.library_model import architecture, load_hf_config
+
+    weights = (tensor for bucket in engine.export_weights(BUCKET_BYTES) for tensor in bucket)
+    if not writes:
+        assert next(weights, None) is None, "only one rank has the weights"
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    config = load_hf_config(model)
+    write_hf_folder(folder, config, architecture(config), weights, source=model.path)
+    copy_tokenizer(model, folder)
+
+
+def read_weights(engine: GenerateEngine, folder: Path, version: int) -> None:
+    """Load the weights that `write_weights` has written. Raises OSError or ValueError."""
+    from dagrl.model_files.stored_weights import SafetensorsFolder
+
+    source = SafetensorsFolder(folder)
+
+    def buckets() -> Iterator[Bucket]:
+        bucket: Bucket = []
+        held = 0
+        for name in source.names():
+            bucket.append((name, source.get(name)))
+            held += bucket[-1][1].nbytes
+            if held >= BUCKET_BYTES:
+                yield bucket
+                bucket, held = [], 0
+        yield bucket
+
+    engine.load_weights(buckets(), version)

@@ -7,13 +7,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import ray
 
 from dagrl.backends.base import AnyEngine, GenerateEngine, RequestLimits, SleepReport, TrainEngine
@@ -23,7 +22,7 @@ from dagrl.config.loading.hub import download
 from dagrl.config.residency import Residency
 from dagrl.config.schema import Pipeline
 from dagrl.data.batch import Batch
-from dagrl.data.column_store import StoredBlock
+from dagrl.data.column_store import ColumnStore, StoredBlock
 from dagrl.log_ends import keep_ends_of_output
 from dagrl.ops.base import Context, Op, Output, Resources
 from dagrl.ops.custom import load_op
@@ -38,17 +37,18 @@ from dagrl.ops.work import (
 from dagrl.plugins.calls import record_calls
 from dagrl.workers.listener import listen
 from dagrl.workers.messages import (
+    BUCKET_BYTES,
     Block,
+    ColumnsToStore,
     Heartbeat,
     SendResult,
     StartEngine,
     StreamMessage,
     UpdateWeightsRequest,
-    Usage,
     WorkerInfo,
+    block_of,
 )
 from dagrl.workers.object_cache import ObjectCache, get_objects
-from dagrl.workers.recording import BUCKET_BYTES, ColumnsToStore, digests_of, store_columns
 from dagrl.workers.serialization import deserialize, serialize
 from dagrl.workers.streaming import HEARTBEAT_S, BackgroundIterator, HeartbeatLimiter, WeightVersionGate
 
@@ -197,7 +197,7 @@ class Worker:
                 if self._meter:
                     self._meter.settle()
                 usage = self._meter.usage(account, output) if self._meter and account else None
-                yield self._block(work, output, begin, usage)
+                yield block_of(work, output, begin, usage)
                 begin = time.time()
             if isinstance(work, TrainWork) and work.publish:
                 self.publish_weights(work.publish)
@@ -245,7 +245,7 @@ class Worker:
                         yield StreamMessage(tuple(items))
                     output = Output.together(alike)
                     usage = self._meter.usage(account, output)
-                    items = [self._block(work, output, begin, usage)]
+                    items = [block_of(work, output, begin, usage)]
             if heartbeat := self._heartbeats.next(sampled_tokens, last=background.ended):
                 items.append(heartbeat)
             if items:
@@ -274,28 +274,6 @@ class Worker:
             context = replace(context, begun=begun, aborted=lambda: self._aborted == work.rollout)
         return load_op(work.op, self._resources.folder), context
 
-    def _block(self, work: TaskWork, output: Output, begin: float, usage: Usage | None) -> Block:
-        end = time.time()
-        if not work.is_output_rank:
-            return Block(np.zeros(0, dtype=np.int64), None, None, begin, end, output.shards, usage=usage)
-        columns = {work.outputs[name]: column for name, column in output.columns.items() if name in work.outputs}
-        prefix = ("val/" if work.validation else "") + work.metric_prefix
-        return Block(
-            output.rows,
-            Batch(output.rows, columns) if columns else None,
-            None if output.unfinished else _added_tokens(output, work.outputs),
-            begin,
-            end,
-            output.shards,
-            {prefix + name: stat for name, stat in output.stats.items()},
-            usage,
-            output.prompts,
-            output.dropped,
-            output.outcomes,
-            dict(output.counts),
-            output.unfinished,
-        )
-
     # -- weights
 
     def offer_weights(self, follower: str, route: WeightRoute) -> Offer | None:
@@ -308,30 +286,25 @@ class Worker:
 
     def receive_weights(self, request: UpdateWeightsRequest) -> float:
         """Load the weights that `send_weights` sends; returns the seconds taken."""
-        sent: list[SendResult] = []
-        if request.send_results:
-            sent = get_objects([*request.send_results], self._timeout_s, "the trainer's weights")
-        seconds = self._update_weights(request, sent)
+        from dagrl.workers.weight_transfer import update_weights
+
+        sent: list[SendResult] = get_objects(request.send_results, self._timeout_s, "the trainer's weights")
+        seconds = update_weights(self._generator, self._rank, request, sent, self._timeout_s)
         self._weights.open(request.sync)
         return seconds
 
     def publish_weights(self, folder: str) -> None:
         """Write the engine's weights as a Hugging Face folder. Collective. Raises OSError."""
-        from dagrl.workers.published import write_weights
+        from dagrl.workers.weight_transfer import write_weights
 
         model = self._resources.pipeline.model_of(self._engine_name)
         write_weights(self._trainer, model, Path(folder), writes=self._rank == 0)
 
     def load_published(self, folder: str, version: int) -> None:
         """Load the weights that another run's `publish_weights` has written. Raises OSError, ValueError."""
-        from dagrl.workers.published import read_weights
+        from dagrl.workers.weight_transfer import read_weights
 
         read_weights(self._generator, Path(folder), version)
-
-    def _update_weights(self, request: UpdateWeightsRequest, sent: list[SendResult]) -> float:
-        from dagrl.workers.weight_transfer import update_weights
-
-        return update_weights(self._generator, self._rank, request, sent, self._timeout_s)
 
     def _transfer_to(self, follower: str, route: WeightRoute) -> WeightTransfer:
         from dagrl.workers.weight_transfer import WeightTransfer
@@ -368,8 +341,13 @@ class Worker:
     # -- records
 
     def store_columns(self, folder: Path, wanted: Sequence[ColumnsToStore]) -> list[StoredBlock]:
-        """Store columns of objects in a folder. Raises OSError."""
-        return store_columns(folder, wanted, self._timeout_s)
+        """Store columns of objects in a folder. Raises OSError, ObjectTimeoutError."""
+        store = ColumnStore(folder)
+        # One after the other: together they may be larger than the memory.
+        return [
+            store.put_block(get_objects([columns.ref], self._timeout_s, "columns to record")[0], columns.names)
+            for columns in wanted
+        ]
 
     def copy_weights(self, source: Worker, version: int) -> None:
         """Load the weights of a trained engine in this process."""
@@ -377,7 +355,9 @@ class Worker:
 
     def weight_digests(self) -> WeightDigests:
         """The digests of the engine's weights, on rank 0. Collective."""
-        return digests_of(self._trainer)
+        from dagrl.weight_sync.digest import weight_digests
+
+        return weight_digests(self._trainer.export_weights(BUCKET_BYTES))
 
     def close(self) -> None:
         for end in self._at_close:
@@ -388,14 +368,3 @@ class Worker:
             self._profiler.close()
         if self._engine is not None:
             self._engine.close()
-
-
-def _added_tokens(output: Output, published: Mapping[str, str]) -> np.ndarray | None:
-    """Tokens that the published columns add to each row: the lengths of ragged integer columns."""
-    added = [
-        column.lengths
-        for name, column in output.columns.items()
-        if name in published and name not in output.uncounted
-        if column.offsets is not None and column.values.dtype == np.int64
-    ]
-    return np.sum(added, axis=0) if added else None

@@ -41,8 +41,7 @@ from dagrl.scheduler.plan import Executor, Plan, PlannedTask, Rows, WorkerId
 from dagrl.validation.prepare import PreparedPipeline
 from dagrl.weight_sync.protocol import WeightDigests
 from dagrl.workers.errors import RunError
-from dagrl.workers.messages import Block
-from dagrl.workers.recording import ColumnsToStore
+from dagrl.workers.messages import Block, ColumnsToStore
 from dagrl.workers.worker import Worker
 
 _DRAIN_S = 60.0

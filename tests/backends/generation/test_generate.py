@@ -16,7 +16,7 @@ from dagrl.backends.base import GenerationRequest, TrainEngine
 from dagrl.config.residency import Residency
 from dagrl.config.schema import SamplingSpec
 from dagrl.weight_sync.manifest import Bucket
-from dagrl.workers.published import read_weights, write_weights
+from dagrl.workers.weight_transfer import read_weights, write_weights
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,7 @@ from dagrl.scheduler.commands import Run
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import WorkerId
 from dagrl.workers.errors import RunError
-from dagrl.workers.messages import Block
-from dagrl.workers.recording import ColumnsToStore
+from dagrl.workers.messages import Block, ColumnsToStore
 
 TEMPLATE = Path(__file__).parents[3] / "dag_templates" / "tiny_ppo.yaml"
 RUN = Run(1, "reward", (0,))
