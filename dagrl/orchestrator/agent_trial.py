@@ -90,7 +90,7 @@ def _generator(pipeline: Pipeline, name: str, plan: Plan, run_dir: Path) -> Iter
     spec = pipeline.engines[name]
     alone = spec.model_copy(update={"weights_from": None, "model": pipeline.model_of(name)})
     pipeline = pipeline.model_copy(update={"engines": {**pipeline.engines, name: alone}})
-    executor = next(each for each in plan.executors.values() if name in each.engines)
+    executor = next(other for other in plan.executors.values() if name in other.engines)
     ranks = sum(place.dp == 0 for place in executor.places)
     on_gpus = bool(pipeline.groups[str(spec.group)].gpus_per_node)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -145,14 +145,14 @@ def _report(responses: list[Response], resources: Resources) -> Iterator[str]:
         yield f"-- sequence {number}: {counted(len(prompt), 'token')} of prompt, {len(response.tokens)} of response"
         yield text(prompt)
         end = 0
-        for turn, each in enumerate(response.turns, 1):
-            if each.begin > end:
+        for turn, span in enumerate(response.turns, 1):
+            if span.begin > end:
                 yield "-- told"
-                yield text(response.tokens[end : each.begin])
-            trained = "" if response.mask[each.begin : each.end].any() else ", not trained on here"
-            yield f"-- turn {turn} of the policy: {counted(each.end - each.begin, 'token')}{trained}"
-            yield tokenizer.decode(response.tokens[each.begin : each.end])
-            end = each.end
+                yield text(response.tokens[end : span.begin])
+            trained = "" if response.mask[span.begin : span.end].any() else ", not trained on here"
+            yield f"-- turn {turn} of the policy: {counted(span.end - span.begin, 'token')}{trained}"
+            yield tokenizer.decode(response.tokens[span.begin : span.end])
+            end = span.end
     trajectory, dropped = first.trajectory, first.dropped
     requests = counted(len(trajectory.tree.exchanges), "request")
     yield f"-- {requests}, {trajectory.seconds:.2f} s, {responses[0].finish_reason}"

@@ -358,7 +358,7 @@ class Trainer(Exchange):
         if not self._publishes(step) or task.executor not in self._policies():
             return None
         # Several tasks may train an engine; the last one has its weights.
-        last = [each.name for each in self._plan.tasks if each.trains and each.executor == task.executor][-1]
+        last = [other.name for other in self._plan.tasks if other.trains and other.executor == task.executor][-1]
         return str(self.files.unpublished_weights(step) / task.executor) if task.name == last else None
 
     def _publishes(self, step: int) -> bool:

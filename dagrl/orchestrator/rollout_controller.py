@@ -97,11 +97,11 @@ class RolloutController:
         """Index of this attempt's first chunk."""
         self._losses: list[WorkerLostError] = []
         self._account = reports.record.account.rollout(task.node) if self._training else None
-        for group, each in self._groups_of(carried):
-            if each.begun is not None:
-                self._begun[group] = each.begun
-            if self._account is not None and each.sampled:
-                self._account.carry_in(group, each.sampled)
+        for group, prompt in self._groups_of(carried):
+            if prompt.begun is not None:
+                self._begun[group] = prompt.begun
+            if self._account is not None and prompt.sampled:
+                self._account.carry_in(group, prompt.sampled)
         self._unreported: dict[WorkerId, int] = {}
         """Worker -> tokens that its heartbeats have reported, and no block so far."""
         self._tokens = 0
@@ -115,7 +115,7 @@ class RolloutController:
         self._calls, self._balancer, self._stopped, self._losses = TaskGroup(), None, False, []
         # Partial rollouts may be lost with a machine. Responses start again, with the same random draws; agents go on
         # if their worker lives.
-        self._begun = {group: each for group, each in self._begun.items() if isinstance(each, PausedGroup)}
+        self._begun = {group: begun for group, begun in self._begun.items() if isinstance(begun, PausedGroup)}
         if self._account is not None:
             self._account.restart([group for group in self._missing if group not in self._begun])
 
@@ -124,9 +124,9 @@ class RolloutController:
         groups: dict[int, deque[int]] = {}
         for group in self._groups if carried else ():
             groups.setdefault(self._reports.batch.prompt(group), deque()).append(group)
-        for each in carried:
-            if mine := groups.get(each.prompt):
-                yield mine.popleft(), each
+        for prompt in carried:
+            if mine := groups.get(prompt.prompt):
+                yield mine.popleft(), prompt
 
     async def run(self) -> None:
         """Sample until the batch is complete. Raises RunError if the servers end early.
@@ -182,16 +182,16 @@ class RolloutController:
         name = self._task.node
         usual = self._node.sampling if self._training else self._pipeline.val_sampling(name)
         own = self._pipeline.own_samplings(name, validation=not self._training)
-        response = max(each.max_new_tokens for each in (usual, *own.values()))
+        response = max(sampling.max_new_tokens for sampling in (usual, *own.values()))
         return (self._node.max_prompt_tokens or self._pipeline.data.max_prompt_tokens) + response
 
     def _servers_of_paused(self) -> dict[int, int]:
         """Group -> the server whose worker has paused its agents or responses."""
         numbers = {server.id: number for number, server in enumerate(self._servers)}
         return {
-            group: numbers[each.worker]
-            for group, each in self._begun.items()
-            if isinstance(each, PausedGroup) and each.worker in numbers
+            group: numbers[begun.worker]
+            for group, begun in self._begun.items()
+            if isinstance(begun, PausedGroup) and begun.worker in numbers
         }
 
     # -- to the servers
@@ -305,7 +305,7 @@ class RolloutController:
         """Count what lost servers had sampled when they last said so."""
         for worker in dict.fromkeys(worker for loss in self._losses for worker in loss.lost):
             mine = [groups for server, groups in self.chunks[self._first_chunk :] if self._servers[server].id == worker]
-            groups = [group for each in mine for group in each if group in self._missing]
+            groups = [group for chunk in mine for group in chunk if group in self._missing]
             if self._account is not None:
                 self._account.lose(self._reports.batch.rows_of(groups), max(0, self._unreported.pop(worker, 0)))
 

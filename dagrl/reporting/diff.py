@@ -92,7 +92,7 @@ def _in_records(records: Sequence[Records], common: Iterable[tuple[int, str]]) -
     for step, node in common:
         by_step.setdefault(step, []).append(node)
     for step, nodes in by_step.items():
-        pairs = [[each.read(step, node) for each in records] for node in nodes]
+        pairs = [[side.read(step, node) for side in records] for node in nodes]
         # In the order in which they ran.
         for pair in sorted(pairs, key=lambda pair: min((run.inputs.order for run in pair[0].runs), default=0)):
             try:
@@ -108,14 +108,17 @@ def _of_node(records: Sequence[Records], pair: Sequence[NodeRecord]) -> Parting 
     step, node = pair[0].step, pair[0].node
     sources = [_sources(record) for record in pair]
     for task in dict.fromkeys((*sources[0], *sources[1])):
-        sides = [each.get(task, []) for each in sources]
+        sides = [side.get(task, []) for side in sources]
         if differences := _of_blocks(records, sides):
             return Parting(step, task, tuple(differences), f"`{node}` reads it; `{task}` is not recorded")
     outputs = [[run.outputs for run in record.runs if run.outputs] for record in pair]
-    sides = [[each.block for output in side for each in output.blocks] for side in outputs]
+    sides = [[stored.block for output in side for stored in output.blocks] for side in outputs]
     differences = _of_blocks(records, sides)
     if differences:
-        differences = [replace(each, text=each.text + _workers(records[1], pair[1], each)) for each in differences]
+        differences = [
+            replace(difference, text=difference.text + _workers(records[1], pair[1], difference))
+            for difference in differences
+        ]
     if pair[0].trains:
         differences += compare_metrics(*(merge(output.stats() for output in side) for side in outputs))
         weights = [{name: digest for output in side for name, digest in output.weights.items()} for side in outputs]
@@ -136,7 +139,7 @@ def _of_blocks(records: Sequence[Records], sides: Sequence[Sequence[StoredBlock]
     """How the rows of two lists of blocks differ."""
     if list(sides[0]) == list(sides[1]):
         return []
-    batches = [_joined(each, side) for each, side in zip(records, sides, strict=True)]
+    batches = [_joined(side_records, side) for side_records, side in zip(records, sides, strict=True)]
     if batches[0] is None or batches[1] is None:
         return [Difference("columns", "are only in one run", math.inf)] if batches[0] is not batches[1] else []
     both = np.intersect1d(batches[0].rows, batches[1].rows)
@@ -163,9 +166,9 @@ def _workers(records: Records, record: NodeRecord, difference: Difference) -> st
     """The workers of the second run that returned the rows that differ, in words, if there are several workers."""
     differing: list[str] = []
     others: list[str] = []
-    for each in (each for run in record.runs if run.outputs for each in run.outputs.blocks):
-        differs = np.isin(records.columns.get(each.block.rows).values, difference.rows).any()
-        (differing if differs else others).append(each.worker)
+    for stored in (stored for run in record.runs if run.outputs for stored in run.outputs.blocks):
+        differs = np.isin(records.columns.get(stored.block.rows).values, difference.rows).any()
+        (differing if differs else others).append(stored.worker)
     alone = sorted(set(differing) - set(others))
     return (
         f"; all of them are from {', '.join(alone)}" if others and alone and len(alone) == len(set(differing)) else ""
@@ -183,7 +186,7 @@ def _in_samples(folders: Sequence[Path], steps: Iterable[int]) -> Parting | None
     for step in steps:
         tables = [pq.read_table(file).to_pydict() for file in _sample_files(folders, step)]
         ids = [table["sample_id"] for table in tables]
-        places = [{row: place for place, row in enumerate(each)} for each in ids]
+        places = [{row: place for place, row in enumerate(numbers)} for numbers in ids]
         both = [row for row in ids[0] if row in places[1]]
         for name in _SAMPLED:
             if all(name in table for table in tables):

@@ -47,7 +47,7 @@ def describe_start(
         "",
         "would start",
         table(
-            (_row(pipeline, each) for each in planned.fit.plan.executors.values()),
+            (_row(pipeline, executor) for executor in planned.fit.plan.executors.values()),
             headings=["executor", "backend", "processes", "group", "machine: ranks"],
             left=(0, 1, 3, 4),
         ),

@@ -54,7 +54,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     """The last part of each path, or as many parts as tell them apart."""
     parts = [folder.resolve().parts for folder in folders]
     for count in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(each[-count:]) for each in parts]
+        names = ["/".join(part[-count:]) for part in parts]
         if len(set(names)) == len(set(parts)):
             break
     return names if folders else []

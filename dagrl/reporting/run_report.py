@@ -91,7 +91,7 @@ def _idle_in_training(run: RunReader) -> dict[str, float]:
 
 def _compared(planned: float | None, actual: float | None) -> list[str]:
     ratio = f"{planned / actual:.2f}" if planned is not None and actual else ""
-    return [*("-" if each is None else f"{each:,.3f}" for each in (planned, actual)), ratio]
+    return [*("-" if value is None else f"{value:,.3f}" for value in (planned, actual)), ratio]
 
 
 def _drawn(activities: Iterable[Activity], which: str = "", begin: float = 0.0) -> list[Activity]:

@@ -88,7 +88,7 @@ def summary_values(run: RunReader, steps: int | None = None) -> dict[str, object
             if (values := run.in_training(name))
         },
         "restarts": _restarts(run),
-        "account": [asdict(each) for each in accounts(run.steps)],
+        "account": [asdict(account) for account in accounts(run.steps)],
     }
 
 
@@ -105,15 +105,15 @@ def account_equations(run: RunReader) -> list[str]:
     + 16 unused (25%)``.
     """
     lines = []
-    for each in accounts(run.steps):
-        for unit, counts in (("samples", each.samples), ("tokens", each.tokens)):
+    for account in accounts(run.steps):
+        for unit, counts in (("samples", account.samples), ("tokens", account.tokens)):
             whole = counts["generated"]
             ends = [
                 f"{count:,} {end} ({count / whole:.0%})"
                 for end, count in counts.items()
                 if end != "generated" and count
             ]
-            title = f"{unit} of {each.title}" if each.title else unit
+            title = f"{unit} of {account.title}" if account.title else unit
             lines.append(f"{title}: {whole:,} generated = {' + '.join(ends) or 0}")
     return lines
 

@@ -44,7 +44,7 @@ class Trackers:
         `hide` removes the secrets from notes.
         """
         self._hide = hide
-        self._metrics_file = next((each for each in trackers if isinstance(each, MetricsFile)), None)
+        self._metrics_file = next((tracker for tracker in trackers if isinstance(tracker, MetricsFile)), None)
         self._trackers = trackers
         self._console = console
         self._samples, self._shown = samples, shown

@@ -39,13 +39,13 @@ def accounts(steps: Iterable[Mapping[str, float]]) -> list[Account]:
         for name, value in line.items():
             if "samples/" in name or "tokens/" in name:
                 sums[name] = sums.get(name, 0) + value
-    found = []
+    entries = []
     for name in sums:
         if part := _GENERATED.fullmatch(name):
             prefix = name.removesuffix("samples/generated")
             samples, tokens = (_added(sums, f"{prefix}{unit}/") for unit in ("samples", "tokens"))
-            found.append(Account(part["rollout"] or "", part["source"] or "", samples, tokens))
-    return found
+            entries.append(Account(part["rollout"] or "", part["source"] or "", samples, tokens))
+    return entries
 
 
 def _added(sums: Mapping[str, float], prefix: str) -> dict[str, int]:

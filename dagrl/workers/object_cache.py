@@ -106,7 +106,10 @@ class CacheView:
             return ref
 
         parts = tuple(
-            replace(part, sources=tuple(replace(each, refs=tuple(map(key_or_ref, each.refs))) for each in part.sources))
+            replace(
+                part,
+                sources=tuple(replace(source, refs=tuple(map(key_or_ref, source.refs))) for source in part.sources),
+            )
             for part in work.parts
         )
         self._sent += 1

@@ -269,8 +269,8 @@ class Worker:
         self._cache.forget(work.committed)
         context = Context(work, self._resources, self._engine)
         if isinstance(work, RolloutWork):
-            partial = {group: each for group, each in work.begun.items() if isinstance(each, PartialRollout)}
-            begun = {group: self._cache.partial_rollout(each, work.outputs) for group, each in partial.items()}
+            partial = {group: rollout for group, rollout in work.begun.items() if isinstance(rollout, PartialRollout)}
+            begun = {group: self._cache.partial_rollout(rollout, work.outputs) for group, rollout in partial.items()}
             context = replace(context, begun=begun, aborted=lambda: self._aborted == work.rollout)
         return load_op(work.op, self._resources.folder), context
 

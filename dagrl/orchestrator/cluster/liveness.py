@@ -56,12 +56,12 @@ def ended_process() -> RayLostError | None:
 
     node = worker._global_node
     for name, started in node.all_processes.items() if node else ():
-        for each in started:
-            if (code := each.process.poll()) is not None:
+        for server in started:
+            if (code := server.process.poll()) is not None:
                 what = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
                 return RayLostError(
                     f"the process {what}",
-                    worker=f"Ray's {name} (pid {each.process.pid})",
+                    worker=f"Ray's {name} (pid {server.process.pid})",
                     hint="was it killed, or out of memory (see `dmesg`)? `dagrl run` goes on from the last checkpoint",
                     details=_ends_of_logs(Path(node.get_logs_dir_path()), name),
                 )

@@ -57,9 +57,9 @@ def descendants(pid: int) -> list[int]:
 
 def end(identities: list[str]) -> None:
     """Kill those of the processes that still run."""
-    for each in filter(None, identities):
-        pid = int(each.partition(":")[0])
-        if identity(pid) == each:
+    for process in filter(None, identities):
+        pid = int(process.partition(":")[0])
+        if identity(pid) == process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -75,7 +75,7 @@ def writing_in(folder: str) -> list[str]:
     Ray's processes write logs there. A process that only reads may be a user's, which follows a log or removes the
     folder.
     """
-    return _others(lambda process: any(_writes(each, folder) for each in (process / "fd").iterdir()))
+    return _others(lambda process: any(_writes(descriptor, folder) for descriptor in (process / "fd").iterdir()))
 
 
 def _others(matches: Callable[[Path], bool]) -> list[str]:
@@ -86,7 +86,7 @@ def _others(matches: Callable[[Path], bool]) -> list[str]:
             pid = int(process.name)
             if pid != os.getpid() and matches(process):
                 identities.append(identity(pid))
-    return [each for each in identities if each]
+    return [found for found in identities if found]
 
 
 def _writes(descriptor: Path, folder: str) -> bool:
@@ -110,7 +110,7 @@ def end_all_in(folder: str, processes: list[str]) -> None:
         # their parent if that dies first, but have their logs open.
         known = [*processes, *started_with(folder), *writing_in(folder)]
         # The number of a process that has ended may be another's by now, whose descendants are none of ours.
-        alive = [pid for each in known if identity(pid := int(each.partition(":")[0])) == each]
+        alive = [pid for name in known if identity(pid := int(name.partition(":")[0])) == name]
         children = [identity(child) for pid in alive for child in descendants(pid)]
         end([*known, *filter(None, children)])
         shutil.rmtree(folder, ignore_errors=True)

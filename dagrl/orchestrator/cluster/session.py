@@ -78,9 +78,9 @@ def watched(folder: Path, epitaph: str) -> Iterator[Callable[[], None]]:
 
     def watch() -> None:
         there = [reaper.identity(pid) for pid in reaper.descendants(os.getpid()) if pid not in others]
-        known.extend(each for each in there if each is not None)
+        known.extend(process for process in there if process is not None)
         with contextlib.suppress(BrokenPipeError):  # the reaper was killed; this process still cleans up
-            tell.write("".join(f"{each}\n" for each in known))
+            tell.write("".join(f"{process}\n" for process in known))
             tell.flush()
 
     tell.write(f"{folder}\n")

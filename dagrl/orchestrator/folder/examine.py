@@ -106,7 +106,7 @@ def _check_it_is_a_run(path: Path, entries: set[str], checkpoints: Checkpoints) 
 def _check_kinds(path: Path, pipeline: Pipeline) -> None:
     """Refuse files where a run needs folders and vice versa: it would notice some of them hours later."""
     profile = ("profile",) if pipeline.profile else ()
-    folders = (*_FOLDERS, *(each.tracker for each in pipeline.trackers if each.tracker in _WITH_FOLDER), *profile)
+    folders = (*_FOLDERS, *(spec.tracker for spec in pipeline.trackers if spec.tracker in _WITH_FOLDER), *profile)
     # Also broken links.
     wrong = [name for name in folders if os.path.lexists(path / name) and not (path / name).is_dir()]
     _refuse_kinds(path, wrong, "folder")

@@ -70,11 +70,11 @@ class ExperienceFolder:
 
     def batches(self) -> dict[str, dict[int, Path]]:
         """Explorer -> its batches by number."""
-        found: dict[str, dict[int, Path]] = {}
+        batches: dict[str, dict[int, Path]] = {}
         for path in self._batches.glob("[!.]*.parquet"):
             if name := _BATCH.fullmatch(path.name):
-                found.setdefault(name[1], {})[int(name[2])] = path
-        return found
+                batches.setdefault(name[1], {})[int(name[2])] = path
+        return batches
 
     # -- who writes, and who reads
 
@@ -129,11 +129,11 @@ class ExperienceFolder:
 
     def weights(self, version: int | None = None) -> PublishedWeights | None:
         """The weights of a version, or the newest ones."""
-        for each in sorted(self._versions(), reverse=True):
-            folder = self._version(each)
+        for number in sorted(self._versions(), reverse=True):
+            folder = self._version(number)
             # A removal may come between the two.
-            if version in (None, each) and (fields := _read(folder / _USED)):
-                return PublishedWeights(folder, each, fields["used"], fields["written"])
+            if version in (None, number) and (fields := _read(folder / _USED)):
+                return PublishedWeights(folder, number, fields["used"], fields["written"])
         return None
 
     def _version(self, version: int) -> Path:

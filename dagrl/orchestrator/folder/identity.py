@@ -97,7 +97,7 @@ def _models(tree: Mapping[str, object]) -> list[object]:
         for lora in [section(engine, "lora")]
     ]
     shared = _without_cache(tree.get("model"))
-    return [shared, sorted((each for each in own if any(each[1:])), key=lambda each: each[0])]
+    return [shared, sorted((engine for engine in own if any(engine[1:])), key=lambda engine: engine[0])]
 
 
 def _without_cache(model: Any) -> Any:

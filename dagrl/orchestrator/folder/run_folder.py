@@ -113,7 +113,7 @@ def open_run_folder(
             checkpoints = _checkpoints(path, pipeline)
             checkpoints.remove_torn()
             torn = tuple(
-                f"{what}; it is now {checkpoints.set_aside(each).name}" for each, what in checkpoint.torn.items()
+                f"{what}; it is now {checkpoints.set_aside(folder).name}" for folder, what in checkpoint.torn.items()
             )
         try:
             yield RunFolder(path, checkpoints, checkpoint.state, checkpoint.folder, torn, changed, hiding(resolved))

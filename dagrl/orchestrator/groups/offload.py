@@ -50,8 +50,8 @@ class Offloader:
         """For error messages: what each engine holds, in the time-shared groups of `executors`."""
         groups = {self._plan.executors[name].group for name in executors}
         sentences = []
-        for group in sorted(each for each in groups if each is not None):
-            tenants = [each for each in self._plan.executors.values() if each.group == group]
+        for group in sorted(name for name in groups if name is not None):
+            tenants = [executor for executor in self._plan.executors.values() if executor.group == group]
             if any(tenant.sleeps for tenant in tenants):
                 sentences.append(f"group {group}: {', '.join(self._describe(tenant.name) for tenant in tenants)}")
         return "; ".join(sentences)

@@ -60,8 +60,8 @@ class SlotAllocator:
     async def _create(self, remote: Any, options: Iterable[dict[str, object]]) -> list[ray.actor.ActorHandle]:
         """Create one actor for each of the options. There may be thousands: the loop handles Ctrl-C in between."""
         actors = []
-        for each in options:
-            actors.append(remote.options(**each).remote())
+        for actor_options in options:
+            actors.append(remote.options(**actor_options).remote())
             await asyncio.sleep(0)
         return actors
 
@@ -90,8 +90,8 @@ class SlotAllocator:
             if self._homes is None:
                 self._homes = await self._find_homes()
             spec, bound = self._pipeline.groups[group], self._pipeline.run.start_timeout_s
-            each = spec.gpus_per_node or spec.cpus_per_node
-            pinned = [{_NODE_LABEL: machine} for machine in self._homes[group] for _ in range(each)]
+            per_machine = spec.gpus_per_node or spec.cpus_per_node
+            pinned = [{_NODE_LABEL: machine} for machine in self._homes[group] for _ in range(per_machine)]
             bundles = [{"CPU" if spec.is_cpu else "GPU": 1}] * spec.ranks
             placement = placement_group(bundles, strategy="PACK", bundle_label_selector=pinned)
             self._reserved[group] = placement

@@ -58,7 +58,7 @@ def _rank(failure: BaseException) -> int:
 async def run_all[Result](coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     """All results in order. Raises the most specific failure."""
     group = TaskGroup()
-    tasks = [group.start(each) for each in coroutines]
+    tasks = [group.start(coroutine) for coroutine in coroutines]
     await group.join()
     return [task.result() for task in tasks]
 

@@ -55,7 +55,7 @@ class WeightSyncs:
             del self._pending[sync.follower]
         return {
             "sync/gb": sent[0].nbytes / 1e9,
-            "sync/send_s": max(each.seconds for each in sent),
+            "sync/send_s": max(rank.seconds for rank in sent),
             "sync/receive_s": max(seconds),
         }
 
@@ -75,7 +75,7 @@ class WeightSyncs:
         results = await self._join(sync, [*receiving, *sending], endpoints, len(route.waves[0]))
         seconds, sent = results[: len(receiving)], results[len(receiving) :]
         try:
-            refuse_unknown_names([each.sent for each in sent if each.sent is not None])
+            refuse_unknown_names([rank.sent for rank in sent if rank.sent is not None])
         except ValueError as error:
             raise RunError(str(error), node=_what(sync)) from error
         return seconds, sent

@@ -109,7 +109,7 @@ class WorkerFailures:
 
     async def _join_others(self, executor: str) -> None:
         current = asyncio.current_task()
-        others = {task for task, each in self._running.items() if executor in self._workers_of(each)} - {current}
+        others = {task for task, command in self._running.items() if executor in self._workers_of(command)} - {current}
         if others and (await asyncio.wait(others, timeout=self._timeout_s))[1]:
             what = ", ".join(str(self._running[task]) for task in others if not task.done())
             raise WorkerHungError(f"waited {self._timeout_s:g} s for {what} to end, as {executor} has lost workers")

@@ -53,7 +53,7 @@ class WorkerGroup:
         self, waits_for: str, method: Callable[Concatenate[Worker, P], Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> list[Result]:
         """Call a method on all ranks and wait for the results, by rank."""
-        return await run_all([each.result() for each in self.submit_all(waits_for, method, *args, **kwargs)])
+        return await run_all([call.result() for call in self.submit_all(waits_for, method, *args, **kwargs)])
 
     async def call_until_true(self, waits_for: str, method: Callable[[Worker], bool]) -> None:
         """Call a method on all ranks again and again until all of them return True."""
@@ -126,7 +126,9 @@ class WorkerGroups:
             name: self._describe(group.handles, f"the workers of {name} to start")
             for name, group in self._groups.items()
         }
-        preloads = {name: self._preload(each, setup) for name, each in self._plan.executors.items() if each.engines}
+        preloads = {
+            name: self._preload(executor, setup) for name, executor in self._plan.executors.items() if executor.engines
+        }
         for name, group in self._groups.items():
             await self._locate(group.handles, described[name])
         chains = start_chains(self._plan)
@@ -271,7 +273,7 @@ def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine)
         gpus: tuple[str, ...] = ()
         if group is not None:
             per_node = group.gpus_per_node or group.cpus_per_node
-            server = [other for other, each in enumerate(executor.places) if each.dp == place.dp]
+            server = [other for other, other_place in enumerate(executor.places) if other_place.dp == place.dp]
             here = [other for other in server if other // per_node == rank // per_node]
             leader = where[server[0]]
             gpus = tuple(gpu for other in here for gpu in where[other].gpus) if rank == here[0] else ()

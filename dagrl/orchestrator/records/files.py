@@ -212,7 +212,7 @@ class Records:
         for record in (self.read(step, node) for step in self.steps() for node in self.nodes(step)):
             for run in record.runs:
                 blocks = [block for sources in run.inputs.sources.values() for block in sources]
-                blocks += [each.block for each in run.outputs.blocks] if run.outputs else []
+                blocks += [stored.block for stored in run.outputs.blocks] if run.outputs else []
                 for block in blocks:
                     needed |= {block.rows, *block.columns.values()}
         return needed

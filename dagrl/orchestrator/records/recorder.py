@@ -120,7 +120,7 @@ class Recorder:
             self._save_state(run.step - 1, executor)
         order = self._order[run.step] = self._order.get(run.step, 0) + 1
         shards = [(shard, batch.rows((shard,))) for shard in run.shards]
-        rows = np.concatenate([each for _, each in shards])
+        rows = np.concatenate([ids for _, ids in shards])
         record = self._open.get((run.step, task.node)) or NodeRecord(
             step=run.step, node=task.node, executor=task.executor, trains=task.trains,
             group_size=batch.group_size, runs=[], pipeline=self._pipeline, versions=self._versions, code=self._code,
@@ -243,11 +243,11 @@ class Recorder:
         if self._stopped:
             return
         # A worker must not wait for what is still being computed: it may be needed for that.
-        refs = [each.ref for blocks in wanted.values() for each in blocks]
+        refs = [columns.ref for blocks in wanted.values() for columns in blocks]
         if refs:
             await asyncio.to_thread(ray.wait, refs, num_returns=len(refs), timeout=self._timeout_s, fetch_local=False)
-        flat = [(producer, each) for producer, blocks in wanted.items() for each in blocks]
-        stored = await self._store(recording.run.step, [each for _, each in flat])
+        flat = [(producer, columns) for producer, blocks in wanted.items() for columns in blocks]
+        stored = await self._store(recording.run.step, [columns for _, columns in flat])
         sources: dict[str, list[StoredBlock]] = {producer: [] for producer in wanted}
         for (producer, _), block in zip(flat, stored, strict=True):
             sources[producer].append(block)
@@ -262,7 +262,7 @@ class Recorder:
     ) -> None:
         if self._stopped:
             return
-        stored = await self._store(recording.run.step, [each for _, each in wanted])
+        stored = await self._store(recording.run.step, [columns for _, columns in wanted])
         weights = await run_all([call.result() for call in recording.weights])
         outputs = RecordedOutputs(
             blocks=[RecordedBlock(worker=str(w), block=block) for (w, _), block in zip(wanted, stored, strict=True)],
@@ -276,25 +276,25 @@ class Recorder:
         """Store what no other record of the step has stored."""
         known = self._stored.setdefault(step, {})
         missing = [
-            ColumnsToStore(each.ref, names)
-            for each in wanted
-            if (names := tuple(name for name in each.names if (each.ref.binary(), name) not in known))
-            or (each.ref.binary(), "") not in known
+            ColumnsToStore(columns.ref, unknown)
+            for columns in wanted
+            if (unknown := tuple(name for name in columns.names if (columns.ref.binary(), name) not in known))
+            or (columns.ref.binary(), "") not in known
         ]
         if missing:
             host = self._groups.any_cpu_worker()
             what = f"the records of step {step}"
             stored = await host.call(what, Worker.store_columns, self._records.columns_folder, missing)
-            for each, block in zip(missing, stored, strict=True):
-                key = each.ref.binary()
+            for columns, block in zip(missing, stored, strict=True):
+                key = columns.ref.binary()
                 known[key, ""] = block.rows
                 # Empty for a column that the object does not have.
-                known.update({(key, name): block.columns.get(name, "") for name in each.names})
+                known.update({(key, name): block.columns.get(name, "") for name in columns.names})
         blocks = []
-        for each in wanted:
-            key = each.ref.binary()
-            columns = {name: known[key, name] for name in each.names if known[key, name]}
-            blocks.append(StoredBlock(rows=known[key, ""], columns=columns))
+        for entry in wanted:
+            key = entry.ref.binary()
+            names = {name: known[key, name] for name in entry.names if known[key, name]}
+            blocks.append(StoredBlock(rows=known[key, ""], columns=names))
         return blocks
 
     def _inputs(self, recording: Recording) -> RecordedInputs:

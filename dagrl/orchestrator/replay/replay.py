@@ -64,7 +64,7 @@ class ReplayOutcome:
     def add(self, node: str, *what: str) -> None:
         """Note what was compared."""
         known = self.compared.setdefault(node, [])
-        known += [each for each in what if each not in known]
+        known += [text for text in what if text not in known]
 
     @property
     def largest(self) -> float:
@@ -144,22 +144,24 @@ class _Replay:
 
     async def run(self) -> ReplayOutcome:
         outcome = ReplayOutcome()
-        for each in self._target.runs:
-            if each.chain is not None:
-                await self._restore(each.chain, each.record.executor)
-            recorded = each.run.outputs
+        for node_run in self._target.runs:
+            if node_run.chain is not None:
+                await self._restore(node_run.chain, node_run.record.executor)
+            recorded = node_run.run.outputs
             try:
-                replayed = await self._again(each.task, each.record.step, each.record.group_size, each.run)
+                replayed = await self._again(
+                    node_run.task, node_run.record.step, node_run.record.group_size, node_run.run
+                )
             except RunError as failure:
-                outcome.failure, outcome.failed = failure, each.record.node
+                outcome.failure, outcome.failed = failure, node_run.record.node
                 outcome.not_recorded = recorded is None
                 return outcome
-            if each.task.trains:
-                self._repeated[each.record.executor][1].append(_key(each.record.step, each.run.inputs))
+            if node_run.task.trains:
+                self._repeated[node_run.record.executor][1].append(_key(node_run.record.step, node_run.run.inputs))
             if recorded is None:
                 outcome.not_recorded = True
             else:
-                self._compare(each, recorded, replayed, outcome)
+                self._compare(node_run, recorded, replayed, outcome)
         return outcome
 
     async def _restore(self, chain: Chain, executor: str) -> None:
@@ -204,10 +206,10 @@ class _Replay:
 
     def _batch(self, inputs: RecordedInputs, group_size: int) -> BatchIndex:
         """The batch as the run saw it, with its columns in Ray's object store. Raises DamagedColumnError."""
-        rows = {each.shard: np.array(each.rows, dtype=np.int64) for each in inputs.rows}
-        tokens = np.zeros(1 + max((int(each.max(initial=-1)) for each in rows.values()), default=-1), dtype=np.int64)
-        for each in inputs.rows:
-            tokens[rows[each.shard]] = each.tokens
+        rows = {shard.shard: np.array(shard.rows, dtype=np.int64) for shard in inputs.rows}
+        tokens = np.zeros(1 + max((int(ids.max(initial=-1)) for ids in rows.values()), default=-1), dtype=np.int64)
+        for shard in inputs.rows:
+            tokens[rows[shard.shard]] = shard.tokens
         shards = self._target.pipeline.schedule.shards_per_step
         batch = BatchIndex.recorded(group_size, shards, rows, tokens)
         batch.returned = frozenset(inputs.returned)
@@ -218,9 +220,9 @@ class _Replay:
         return batch
 
     def _compare(
-        self, each: ReplayedRun, recorded: RecordedOutputs, replayed: Replayed, outcome: ReplayOutcome
+        self, node_run: ReplayedRun, recorded: RecordedOutputs, replayed: Replayed, outcome: ReplayOutcome
     ) -> None:
-        node, differences = each.record.node, list[Difference]()
+        node, differences = node_run.record.node, list[Difference]()
         batch = joined(self._records, recorded)
         if batch is not None:
             outcome.add(node, *batch.columns)
@@ -231,7 +233,7 @@ class _Replay:
                 differences.append(Difference("rows", text, float("inf"), tuple(missing.tolist())))
             else:
                 differences += compare_columns(batch, there.in_order(batch.rows))
-        if each.task.trains:
+        if node_run.task.trains:
             outcome.add(node, counted(len(recorded.metrics), "metric"))
             differences += compare_metrics(recorded.stats(), replayed.stats)
         if recorded.weights:
@@ -243,7 +245,7 @@ class _Replay:
 
 def joined(records: Records, outputs: RecordedOutputs) -> Batch | None:
     """All rows that a run has given, by row id; None if it wrote no columns. Raises DamagedColumnError."""
-    blocks = [records.columns.get_block(each.block) for each in outputs.blocks]
+    blocks = [records.columns.get_block(stored.block) for stored in outputs.blocks]
     return _together([block for block in blocks if block.columns])
 
 
@@ -280,16 +282,16 @@ class ClusterRanks:
     async def run(self, executor: str, work: Sequence[TaskWork]) -> list[Block]:
         """Run a task, one work for each rank."""
         handles = self._groups[executor].handles
-        pending = [handle.submit_task(each, _ignore) for handle, each in zip(handles, work, strict=True)]
-        results = await run_all([each.result(_ignore) for each in pending])
+        pending = [handle.submit_task(share, _ignore) for handle, share in zip(handles, work, strict=True)]
+        results = await run_all([call.result(_ignore) for call in pending])
         return [block for blocks in results for block in blocks]
 
     async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[Block]:
         """Sample chunks, each on the server of that number; chunks of a server one after the other."""
         servers = self._groups.servers(self._plan.executors[executor])
         by_server: dict[int, list[RolloutWork]] = {}
-        for number, each in work:
-            by_server.setdefault(number % len(servers), []).append(each)
+        for number, chunk in work:
+            by_server.setdefault(number % len(servers), []).append(chunk)
         sampled = await run_all([self._chunks(servers[number], chunks) for number, chunks in by_server.items()])
         return [block for blocks in sampled for block in blocks]
 
@@ -324,7 +326,7 @@ class LocalRank:
         return list(self._workers[executor].run(work[0]))
 
     async def sample(self, executor: str, work: Sequence[tuple[int, RolloutWork]]) -> list[Block]:
-        messages = (message for _, each in work for message in self._workers[executor].stream(each))
+        messages = (message for _, chunk in work for message in self._workers[executor].stream(chunk))
         return [item for message in messages for item in message.items if isinstance(item, Block)]
 
     async def digests(self, executor: str) -> WeightDigests:

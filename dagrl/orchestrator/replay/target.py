@@ -104,12 +104,12 @@ def find_target(
         plan = make_plan(pipeline, build_graph(pipeline, modules, loaded.positions))
     _check(pipeline, [name for name in needed if name != HOST], Findings(loaded.positions))
     runs = [
-        ReplayedRun(each, run, plan.task(each.node), _chain(run_dir, records, each, run, plan))
-        for each in chosen
-        for run in each.runs
+        ReplayedRun(record, run, plan.task(record.node), _chain(run_dir, records, record, run, plan))
+        for record in chosen
+        for run in record.runs
     ]
     return ReplayTarget(
-        tuple(sorted(runs, key=lambda each: each.run.inputs.order)),
+        tuple(sorted(runs, key=lambda run: run.run.inputs.order)),
         pipeline.model_copy(update={"groups": _groups(pipeline, needed)}),
         replace(plan, executors=_executors(plan, needed)),
         modules,
@@ -148,10 +148,10 @@ def layout_overrides(
     overrides = [f"engines.{engine}.parallel=null"] if parallel is not None and (moves or alone) else []
     slots = "cpus_per_node" if to_cpu or group.is_cpu else "gpus_per_node"
     own: dict[str, str] = {}
-    for each in layout:
-        key, equals, value = each.partition("=")
+    for option in layout:
+        key, equals, value = option.partition("=")
         if not equals:
-            raise RecordError(f"--layout {each} is not KEY=VALUE; write for example tensor_model_parallel_size=2")
+            raise RecordError(f"--layout {option} is not KEY=VALUE; write for example tensor_model_parallel_size=2")
         if key in GroupSpec.model_fields:
             own[key] = value
         elif key.partition(".")[0] in type(spec).model_fields or parallel is None:
@@ -231,7 +231,7 @@ def _chain(run_dir: Path, records: Records, record: NodeRecord, run: RecordedRun
 def _version(records: Records, record: NodeRecord) -> int:
     """The version of the weights that sampled a recorded rollout. RecordError if there were several."""
     versions: set[int] = set()
-    for block in (each.block for run in record.runs if run.outputs for each in run.outputs.blocks):
+    for block in (stored.block for run in record.runs if run.outputs for stored in run.outputs.blocks):
         if "policy_version" in block.columns:
             try:
                 versions |= set(np.unique(records.columns.get(block.columns["policy_version"]).values).tolist())
@@ -314,7 +314,7 @@ def chain_to(
     for begin in begins:
         missing = [between for between in range(begin + 1, step) if not _complete(of_step.get(between, []))]
         if not missing:
-            repeated = [update for each in range(begin + 1, step + 1) for update in of_step.get(each, [])]
+            repeated = [update for number in range(begin + 1, step + 1) for update in of_step.get(number, [])]
             return Chain(engine, begin, states.get(begin), tuple(repeated))
     nearest = f"the nearest state is that after step {begins[0]}" if begins else "there is no state to start from"
     raise RecordError(
@@ -332,14 +332,14 @@ def _complete(updates: Sequence[RecordedUpdate]) -> bool:
 def updates_of(records: Records, engine: str, step: int) -> list[RecordedUpdate]:
     """All recorded updates of an engine up to a step. Unreadable records of other steps are left out."""
     updates: list[RecordedUpdate] = []
-    for each in (each for each in records.steps() if each <= step):
-        for node in records.nodes(each):
+    for earlier in (earlier for earlier in records.steps() if earlier <= step):
+        for node in records.nodes(earlier):
             try:
-                record: NodeRecord = records.read(each, node)
+                record: NodeRecord = records.read(earlier, node)
             except RecordError:
                 continue
             if record.trains and record.executor == engine:
-                updates += [RecordedUpdate(each, node, run.inputs, record.group_size) for run in record.runs]
+                updates += [RecordedUpdate(earlier, node, run.inputs, record.group_size) for run in record.runs]
     return updates
 
 

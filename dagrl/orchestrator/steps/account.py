@@ -54,13 +54,13 @@ def rollout_facts(pipeline: Pipeline, plan: Plan) -> dict[str, RolloutFacts]:
         node = pipeline.rollouts.get(task.node)
         if node is None:
             continue
-        readers = [each for each in tasks if each.sampled_by == task.node]
-        mixes = [mix for each in readers if isinstance(mix := pipeline.nodes.get(each.node), MixNode)]
+        readers = [reader for reader in tasks if reader.sampled_by == task.node]
+        mixes = [mix for reader in readers if isinstance(mix := pipeline.nodes.get(reader.node), MixNode)]
         facts[task.node] = RolloutFacts(
             task.metric_prefix,
             node.rows_per_sample,
             # The other part of a pipeline trains on experience.
-            any(each.trains or each.op == EXPERIENCE_NODE for each in readers),
+            any(reader.trains or reader.op == EXPERIENCE_NODE for reader in readers),
             sum(mix.per_prompt for mix in mixes),
             node.partial_rollout,
         )
@@ -72,7 +72,7 @@ class StepAccount:
 
     def __init__(self, group_size: int, facts: Mapping[str, RolloutFacts]) -> None:
         """`group_size`: rows of a group."""
-        self._rollouts = {name: _Samples(each, group_size // each.rows_per_sample) for name, each in facts.items()}
+        self._rollouts = {name: _Samples(fact, group_size // fact.rows_per_sample) for name, fact in facts.items()}
         self._ends: dict[int, str] = {}
         """Group -> the end of its samples; others are trained if they are in the batch, else unused."""
 
@@ -96,19 +96,19 @@ class StepAccount:
         With `source_of`, which names the source of a group, also those of each source.
         """
         metrics: dict[str, float] = {}
-        for each in self._rollouts.values():
-            ids = each.known()
-            groups = each.groups_of(ids).tolist()
+        for samples in self._rollouts.values():
+            ids = samples.known()
+            groups = samples.groups_of(ids).tolist()
             in_batch = set(batch)
             ends = [self._ends.get(group, "" if group in in_batch else "unused") for group in groups]
-            counted = each.counted(ids, np.array(ends, dtype=object))
+            counted = samples.counted(ids, np.array(ends, dtype=object))
             parts = {"": np.ones(len(ids), dtype=bool)}
             if source_of is not None:
                 sources = np.array([source_of(group) for group in groups], dtype=object)
                 parts |= {f"train/{name}/": sources == name for name in dict.fromkeys(sources.tolist())}
             for part, mine in parts.items():
                 for name, column in counted.items():
-                    metrics[f"{each.facts.prefix}{part}{name}"] = float(column[mine].sum())
+                    metrics[f"{samples.facts.prefix}{part}{name}"] = float(column[mine].sum())
         return metrics
 
 
@@ -221,7 +221,7 @@ class _Samples:
 
     def _too_old(self, ids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """How many of the `tokens` of each sample are too old for every node that trains."""
-        found = tokens
+        outdated = tokens
         for parts in self._updates.values():
             stale, kept = (
                 np.bincount(
@@ -232,8 +232,8 @@ class _Samples:
                 for name in ("stale", "kept")
             )
             # Without any token that is kept, the whole sample is too old.
-            found = np.minimum(found, np.where((stale > 0) & (kept == 0), tokens, stale))
-        return found if self._updates else np.zeros_like(tokens)
+            outdated = np.minimum(outdated, np.where((stale > 0) & (kept == 0), tokens, stale))
+        return outdated if self._updates else np.zeros_like(tokens)
 
     def _replaced(self, ids: np.ndarray, is_open: np.ndarray) -> np.ndarray:
         """Whether an expert's response replaces a sample: the last ones of each group, bool [ids]."""

@@ -58,13 +58,13 @@ class KlControl:
     def after(self, step: int) -> dict[str, tuple[float, ...]]:
         """For the checkpoint of `step`: the weights of later steps that depend on earlier ones."""
         steps = range(step + 1, step + 1 + self._lag)
-        return {name: tuple(self._weight(name, each) for each in steps) for name in self._specs}
+        return {name: tuple(self._weight(name, later) for later in steps) for name in self._specs}
 
     def commit(self, step: int) -> None:
         """Drop what no unknown weight depends on."""
         for name in self._specs:
             self._weight(name, step + 1)
-            self._weights[name] = {each: weight for each, weight in self._weights[name].items() if each > step}
+            self._weights[name] = {later: weight for later, weight in self._weights[name].items() if later > step}
         self._measured = {key: stats for key, stats in self._measured.items() if key[1] > step - self._lag}
 
     def _first(self, spec: KlInRewardSpec, kept: Sequence[float]) -> list[float]:
@@ -131,11 +131,11 @@ class RoleBaselines:
         """Drop what only earlier steps begin with."""
         for node, steps in self._after.items():
             newest = self._newest(steps, step)
-            self._after[node] = {step: newest} | {each: kept for each, kept in steps.items() if each > step}
+            self._after[node] = {step: newest} | {later: kept for later, kept in steps.items() if later > step}
 
     @staticmethod
     def _newest(steps: Mapping[int, Mapping[str, float]], step: int) -> Mapping[str, float]:
-        return steps[max(each for each in steps if each <= step)]
+        return steps[max(earlier for earlier in steps if earlier <= step)]
 
 
 class CarriedState:

@@ -43,7 +43,7 @@ class PartialRolloutBuffer:
 
     def __init__(self, carried: Iterable[Carried] = ()) -> None:
         """The prompts of a checkpoint, whose tokens are lost."""
-        self._prompts = [_Prompt(each, left_by=0) for each in carried]
+        self._prompts = [_Prompt(prompt, left_by=0) for prompt in carried]
 
     def take(self, step: int, most: int, round_: int = 0) -> tuple[int, ...]:
         """Ids of the prompts with which a round of `step` begins."""
@@ -54,7 +54,7 @@ class PartialRolloutBuffer:
 
     def taken(self, step: int, round_: int = 0) -> list[Carried]:
         """The prompts that a round of `step` has taken, in order."""
-        return [each.carried for each in self._prompts if (each.taken_by, each.taken_in) == (step, round_)]
+        return [prompt.carried for prompt in self._prompts if (prompt.taken_by, prompt.taken_in) == (step, round_)]
 
     def drop_tokens(self) -> None:
         """The objects with the tokens may be lost: all prompts start again, except those of agents that go on."""
@@ -64,7 +64,7 @@ class PartialRolloutBuffer:
 
     def add(self, step: int, prompts: Iterable[Carried]) -> None:
         """Add what `step` has not finished."""
-        self._prompts += [_Prompt(each, step) for each in prompts]
+        self._prompts += [_Prompt(prompt, step) for prompt in prompts]
 
     def after(self, step: int) -> list[Carried]:
         """The prompts that are unfinished after `step`."""
@@ -140,13 +140,13 @@ class PromptFeed:
 
     def learn(self, run: Run, block: Block, batch: BatchIndex) -> None:
         """Add the outcomes in a block of a filter, or of the step's sink."""
-        found = block.outcomes
-        if found is None or not self._order.sampler.observes:
+        measured = block.outcomes
+        if measured is None or not self._order.sampler.observes:
             return
-        columns = (found.groups, found.reward, found.pass_rate, found.advantage)
+        columns = (measured.groups, measured.reward, measured.pass_rate, measured.advantage)
         outcomes = [
             Outcome(batch.prompt(group), _known(reward), _known(rate), _known(advantage), batch.tokens_of(group))
-            for group, reward, rate, advantage in zip(*(each.tolist() for each in columns), strict=True)
+            for group, reward, rate, advantage in zip(*(column.tolist() for column in columns), strict=True)
             if not batch.is_returned(group)
         ]
         self._order.learn(run.step, outcomes)

@@ -34,7 +34,7 @@ def overview(run: RunReader) -> dict[str, object]:
         "notes": list(run_notes(run.steps, config).values()),
         "best": best_checkpoint(run.folder) or "",
         "failure": hide_secrets(run_text(run.folder, "logs", "failure.txt") or "")[-_LOG_CHARACTERS:],
-        "account": [asdict(each) for each in accounts(run.steps)],
+        "account": [asdict(account) for account in accounts(run.steps)],
         "events": _events(run),
         "samples": sample_steps(run.folder),
         "timed_steps": run.timed_steps,

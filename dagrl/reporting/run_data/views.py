@@ -110,7 +110,7 @@ def idle_times(group: str, spans: Sequence[Activity], window: Interval) -> list[
 def gaps(spans: Iterable[Activity], window: Interval) -> list[Interval]:
     """The parts of a window that no span covers, in order."""
     pauses, covered = [], window.start
-    for span in sorted(spans, key=lambda each: each.start):
+    for span in sorted(spans, key=lambda span: span.start):
         if span.start > covered:
             pauses.append(Interval(covered, min(span.start, window.end)))
         covered = max(covered, span.end)

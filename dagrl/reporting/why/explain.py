@@ -149,7 +149,9 @@ def _straggling(run: RunReader, plan: Plan, path: list[tuple[str, str, str, floa
 
 def _lengths(run: RunReader, pipeline: Pipeline, steps: dict[int, Any]) -> Assumed:
     mean = mean_of(run, "response_tokens/mean", steps)
-    samplings = [each for name in pipeline.rollouts for each in pipeline.samplings(name, validated=False).values()]
+    samplings = [
+        sampling for name in pipeline.rollouts for sampling in pipeline.samplings(name, validated=False).values()
+    ]
     limit = max((sampling.max_new_tokens for sampling in samplings), default=0)
     prompt = lengths_of_run(run, pipeline, steps).prompt_tokens
     return Assumed(prompt, mean if mean and mean <= limit else None)
