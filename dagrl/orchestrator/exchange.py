@@ -82,11 +82,11 @@ class Exchange:
     def close(self, *, finished: bool) -> None:
         """Tell the other parts that this one has ended. `finished`: it will not continue."""
 
-    async def _poll[Found](self, look: Callable[[], Found | None], waits_for: Callable[[], str]) -> Found | None:
+    async def _poll[Result](self, look: Callable[[], Result | None], waits_for: Callable[[], str]) -> Result | None:
         """The first result of `look`; None after a request to stop. Raises RunError after ``run.node_timeout_s``."""
-        began, pause, told = time.monotonic(), _FIRST_PAUSE_S, False
+        began, pause, noted = time.monotonic(), _FIRST_PAUSE_S, False
         limit_s = self.pipeline.run.node_timeout_s
-        while (found := await run_in_daemon_thread(look)) is None:
+        while (result := await run_in_daemon_thread(look)) is None:
             waited = time.monotonic() - began
             if self.stop_requested:
                 return None
@@ -94,12 +94,12 @@ class Exchange:
                 raise RunError(
                     f"waited {limit_s:g} s for {waits_for()}", hint="raise run.node_timeout_s to wait longer"
                 )
-            if waited > _QUIET_S and not told:
-                told = True
+            if waited > _QUIET_S and not noted:
+                noted = True
                 self.note(f"waiting for {waits_for()}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
-        return found
+        return result
 
 
 class Explorer(Exchange):
@@ -138,29 +138,19 @@ class Explorer(Exchange):
         waiting = [name for name in self.part.sources.values() if not starts_from_model(self.pipeline, name)]
         if not waiting:
             return prepared
-        start = self._wait_for_start(waiting)
+        what = f"the start weights of {listed(waiting)}, which the trainer writes to {self.files.path}"
+        start = asyncio.run(self._poll(lambda: self.files.weights(0), lambda: what))
+        assert start is not None, "no stop can be requested before the run"
+        tokenizer = self.pipeline.model.tokenizer or self.pipeline.model.path
         engines = {
-            name: self.pipeline.engines[name].model_copy(update={"model": self._started_from(start.folder / source)})
+            name: self.pipeline.engines[name].model_copy(
+                update={"model": ModelSpec(path=start.folder / source, tokenizer=tokenizer)}
+            )
             for name, source in self.part.sources.items()
             if source in waiting
         }
         pipeline = self.pipeline.model_copy(update={"engines": {**self.pipeline.engines, **engines}})
         return replace(prepared, loaded=replace(prepared.loaded, pipeline=pipeline))
-
-    def _started_from(self, folder: Path) -> ModelSpec:
-        return ModelSpec(path=folder, tokenizer=self.pipeline.model.tokenizer or self.pipeline.model.path)
-
-    def _wait_for_start(self, engines: list[str]) -> PublishedWeights:
-        began, told, limit_s = time.monotonic(), False, self.pipeline.run.node_timeout_s
-        while (start := self.files.weights(0)) is None:
-            what = f"the start weights of {listed(engines)}, which the trainer writes to {self.files.path}"
-            if time.monotonic() - began > limit_s:
-                raise RunError(f"waited {limit_s:g} s for {what}", hint="is it running? Or raise run.node_timeout_s")
-            if not told:
-                self.note(f"waiting for {what}")
-                told = True
-            time.sleep(_LONGEST_PAUSE_S)
-        return start
 
     async def begin(self, step: int) -> bool:
         most = self.part.most_ahead(self.pipeline)
@@ -253,13 +243,12 @@ class Trainer(Exchange):
                 hint="name another folder with --experience, or set schedule.weights_every=0 to be trained on the "
                 "same experience without explorers",
             )
-        found = self.files.batches()
-        if not self._interval and not found:
+        if not self._interval and not self.files.batches():
             raise RefusedFolderError(
                 f"{self.files.path} holds no experience, and with schedule.weights_every 0 no explorer writes any",
                 hint="name the folder with --experience",
             )
-        for path in filter(None, map(self._next_of, found)):
+        for path in self._next(self._used[self.run.start.step]):
             if why := self._why_unusable(path):
                 cause, _, hint = why.partition("; ")
                 raise RefusedFolderError(cause, hint=hint)
@@ -290,10 +279,9 @@ class Trainer(Exchange):
         before = self._used[step - 1]
 
         def look() -> Path | bool | None:
-            found = [path for path in map(self._next_after(before), self.files.batches()) if path is not None]
             # The oldest one: none waits for a slower explorer, and none becomes older than it has to.
-            if found:
-                return min(found, key=lambda path: (path.stat().st_mtime_ns, _turn_of(path)))
+            if batches := self._next(before):
+                return min(batches, key=lambda path: (path.stat().st_mtime_ns, _turn_of(path)))
             return False if self._is_over(before) else None
 
         def waits_for() -> str:
@@ -302,28 +290,22 @@ class Trainer(Exchange):
             who = f"from explorer {running}" if running else "and no explorer is running"
             return f"a batch of experience in {self.files.path} {who}"
 
-        found = await self._poll(look, waits_for)
-        if not isinstance(found, Path):
+        batch = await self._poll(look, waits_for)
+        if not isinstance(batch, Path):
             if not self.stop_requested:
                 self.note("all batches of experience are used, and their explorers have ended")
             return False
-        if why := await run_in_daemon_thread(self._why_unusable, found):
+        if why := await run_in_daemon_thread(self._why_unusable, batch):
             cause, _, hint = why.partition("; ")
             raise RunError(cause, hint=hint)
-        number, explorer = _turn_of(found)
-        self._files[step], self._used[step] = found, {**before, explorer: number}
+        number, explorer = _turn_of(batch)
+        self._files[step], self._used[step] = batch, {**before, explorer: number}
         return True
 
-    def _next_of(self, explorer: str) -> Path | None:
-        return self._next_after(self._used[self.run.start.step])(explorer)
-
-    def _next_after(self, used: Used) -> Callable[[str], Path | None]:
-        def next_of(explorer: str) -> Path | None:
-            # Never a later one: a listing of a shared file system may lack the newest names.
-            path = self.files.batch(explorer, used.get(explorer, 0) + 1)
-            return path if path.exists() else None
-
-        return next_of
+    def _next(self, used: Used) -> list[Path]:
+        """The next batch of each explorer. Never a later one: a shared file system may list names late."""
+        paths = [self.files.batch(name, used.get(name, 0) + 1) for name in self.files.batches()]
+        return [path for path in paths if path.exists()]
 
     def _is_over(self, used: Used) -> bool:
         """Whether all explorers have ended, and all batches were used."""

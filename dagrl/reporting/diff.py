@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 
 from dagrl.config.errors import counted
 from dagrl.config.loading.yaml_source import read_document
-from dagrl.data.batch import Batch
 from dagrl.data.column_store import DamagedColumnError, StoredBlock
 from dagrl.data.stats import merge
 from dagrl.orchestrator.folder.identity import changes
@@ -139,7 +138,7 @@ def _of_blocks(records: Sequence[Records], sides: Sequence[Sequence[StoredBlock]
     """How the rows of two lists of blocks differ."""
     if list(sides[0]) == list(sides[1]):
         return []
-    batches = [_joined(side_records, side) for side_records, side in zip(records, sides, strict=True)]
+    batches = [side_records.batch(side) for side_records, side in zip(records, sides, strict=True)]
     if batches[0] is None or batches[1] is None:
         return [Difference("columns", "are only in one run", math.inf)] if batches[0] is not batches[1] else []
     both = np.intersect1d(batches[0].rows, batches[1].rows)
@@ -151,15 +150,6 @@ def _of_blocks(records: Sequence[Records], sides: Sequence[Sequence[StoredBlock]
         text = f"{counted(len(alone), 'row')} {are} only in one run, the first is row {alone[0]}"
         return [Difference("rows", text, math.inf, tuple(alone.tolist()))]
     return []
-
-
-def _joined(records: Records, blocks: Sequence[StoredBlock]) -> Batch | None:
-    batches = [records.columns.get_block(block) for block in blocks if block.columns]
-    if not batches:
-        return None
-    whole = Batch.concat(batches)
-    # Blocks that several runs of a node have read are here once for each.
-    return whole.take(np.unique(whole.rows, return_index=True)[1])
 
 
 def _workers(records: Records, record: NodeRecord, difference: Difference) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -44,10 +43,21 @@ class SlotAllocator:
         if executor.group is None:
             homes = self._host_homes(executor)
             options = [{"num_cpus": 0, "scheduling_strategy": homes[rank]} for rank in ranks]
-            return await self._create(remote, options)
-        self._check_homes(executor.group)
-        placement = await self._reserve(executor.group)
-        tenants = sum(other.group == executor.group for other in self._plan.executors.values())
+        else:
+            options = await self._options_on(executor.group, executor, run_dir, threads, ranks)
+        actors = []
+        for actor_options in options:
+            actors.append(remote.options(**actor_options).remote())
+            # There may be thousands: the loop handles Ctrl-C in between.
+            await asyncio.sleep(0)
+        return actors
+
+    async def _options_on(
+        self, group: str, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]
+    ) -> list[dict[str, object]]:
+        self._check_homes(group)
+        placement = await self._reserve(group)
+        tenants = sum(other.group == group for other in self._plan.executors.values())
         share = {"num_cpus": 0, "num_gpus": 1 / tenants} if executor.on_gpus else {"num_cpus": 1 / tenants}
         options = []
         for rank in ranks:
@@ -55,15 +65,7 @@ class SlotAllocator:
             pinned = {"placement_group": placement, "placement_group_bundle_index": rank}
             env = {"py_executable": python} if python else None
             options.append({**share, **pinned, "max_concurrency": threads, "runtime_env": env})
-        return await self._create(remote, options)
-
-    async def _create(self, remote: Any, options: Iterable[dict[str, object]]) -> list[ray.actor.ActorHandle]:
-        """Create one actor for each of the options. There may be thousands: the loop handles Ctrl-C in between."""
-        actors = []
-        for actor_options in options:
-            actors.append(remote.options(**actor_options).remote())
-            await asyncio.sleep(0)
-        return actors
+        return options
 
     def _check_homes(self, group: str) -> None:
         """Raise WorkerLostError if a machine with slots of the group is gone: nothing can restart there."""

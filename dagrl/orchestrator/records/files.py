@@ -13,13 +13,15 @@ import hashlib
 import json
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dagrl.backends.registry import backends
+from dagrl.data.batch import Batch
 from dagrl.data.column_store import ColumnStore, StoredBlock
 from dagrl.data.stats import Stat
 from dagrl.orchestrator.folder.checkpoint import numbered_steps
@@ -206,6 +208,15 @@ class Records:
             shutil.rmtree(self.state(step), ignore_errors=True)
         if steps:
             self.columns.sweep(self._named_columns())
+
+    def batch(self, blocks: Iterable[StoredBlock]) -> Batch | None:
+        """The rows of some blocks, by row id, each once; None without columns. Raises DamagedColumnError."""
+        batches = [self.columns.get_block(block) for block in blocks if block.columns]
+        if not batches:
+            return None
+        whole = Batch.concat(batches)
+        # Blocks that several runs of a node have read are here once for each.
+        return whole.take(np.unique(whole.rows, return_index=True)[1])
 
     def _named_columns(self) -> set[str]:
         needed: set[str] = set()

@@ -223,7 +223,7 @@ class _Replay:
         self, node_run: ReplayedRun, recorded: RecordedOutputs, replayed: Replayed, outcome: ReplayOutcome
     ) -> None:
         node, differences = node_run.record.node, list[Difference]()
-        batch = joined(self._records, recorded)
+        batch = self._records.batch(stored.block for stored in recorded.blocks)
         if batch is not None:
             outcome.add(node, *batch.columns)
             there = replayed.batch
@@ -241,12 +241,6 @@ class _Replay:
             if (difference := compare_weights(recorded.weights, replayed.weights)) is not None:
                 differences.append(difference)
         outcome.differences += [replace(difference, what=f"{node}: {difference.what}") for difference in differences]
-
-
-def joined(records: Records, outputs: RecordedOutputs) -> Batch | None:
-    """All rows that a run has given, by row id; None if it wrote no columns. Raises DamagedColumnError."""
-    blocks = [records.columns.get_block(stored.block) for stored in outputs.blocks]
-    return _together([block for block in blocks if block.columns])
 
 
 def _result(blocks: Sequence[Block], weights: WeightDigests) -> Replayed:
