@@ -129,7 +129,6 @@ def _batch(pipeline: Pipeline, resources: Resources, row: int, copies: int) -> B
 
 
 def _report(responses: list[Response], resources: Resources) -> Iterator[str]:
-    """The conversations with what came of them, line by line."""
     tokenizer: Any = resources.tokenizer
     pipeline = resources.pipeline
     vision = image_settings(pipeline.model) if pipeline.data.image_key else None

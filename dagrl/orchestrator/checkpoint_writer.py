@@ -73,7 +73,6 @@ class CheckpointWriter:
                 await self._move_into_place(folder, state)
 
     async def save_all(self, state: RunState) -> None:
-        """Write a whole checkpoint."""
         for executor in self._trained:
             await self.save(Save(state.step, executor.name))
         await self.finish(state)

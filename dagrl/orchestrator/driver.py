@@ -322,7 +322,6 @@ class Driver:
         self._recorder.end(recording, ended)
 
     def _publish(self, run: Run, task: PlannedTask, block: Block, batch: BatchIndex) -> None:
-        """Record where the rows of a block are stored."""
         if task.selects:
             self._dynamic_sampling.add(run, batch, block)
         elif task.replays:

@@ -178,7 +178,6 @@ class Explorer(Exchange):
         return True
 
     def _ahead(self) -> int:
-        """Batches, own unpublished ones among them, that the newest weights were not trained on."""
         newest = self.files.weights()
         used = newest.used if newest else {}
         there = self.files.batches()
@@ -308,7 +307,6 @@ class Trainer(Exchange):
         return [path for path in paths if path.exists()]
 
     def _is_over(self, used: Used) -> bool:
-        """Whether all explorers have ended, and all batches were used."""
         there = self.files.batches()
         left = any(max(numbers) > used.get(name, 0) for name, numbers in there.items())
         explorers = self.files.explorers()
@@ -360,7 +358,6 @@ class Trainer(Exchange):
 
 
 def _turn_of(batch: Path) -> tuple[int, str]:
-    """The number and the explorer of a batch."""
     explorer, _, number = batch.stem.rpartition("-")
     return int(number), explorer
 

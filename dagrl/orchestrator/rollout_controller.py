@@ -158,7 +158,6 @@ class RolloutController:
             self._stop()
 
     def unfinished(self) -> list[Carried]:
-        """Prompts that are not part of the batch."""
         assert self._account is not None, "a validation finishes all prompts"
         prompt = self._reports.batch.prompt
         if self._node.partial_rollout:
@@ -178,7 +177,6 @@ class RolloutController:
         return agent_limits(running, request_limits[key])
 
     def _longest(self) -> int:
-        """Tokens of the longest prompt and response."""
         name = self._task.node
         usual = self._node.sampling if self._training else self._pipeline.val_sampling(name)
         own = self._pipeline.own_samplings(name, validation=not self._training)

@@ -199,7 +199,6 @@ async def _start_workers(
 
 
 def _stop_in_time(driver: Driver) -> None:
-    """``run.stop_after`` has passed."""
     why = f"run.stop_after: {driver.pipeline.run.stop_after} have passed"
     driver.trackers.note(f"{why}; stopping after this step, with a checkpoint")
     driver.request_stop()

@@ -21,7 +21,6 @@ _CONTENTS = {
 
 
 def closing_text(outcome: RunOutcome, folder: Path) -> str:
-    """Text for the user: the last step, the results, the files and the next commands."""
     took = "" if outcome.seconds is None else f" in {in_words(outcome.seconds)}"
     lines = [f"finished step {outcome.step}{took}"]
     if outcome.only_validated:

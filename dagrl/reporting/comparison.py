@@ -96,7 +96,6 @@ def idle_shares(activities: Iterable[Activity], step_seconds: Mapping[int, float
 
 
 def _costs(run: RunReader, pipeline: Pipeline, plan: Plan, gpu: str | None) -> tuple[Costs, str]:
-    """Seconds of the plan's commands, and their source."""
     try:
         shape = model_shape(pipeline.model)
         unknown = _without_model(pipeline, gpu)
@@ -120,7 +119,6 @@ def _without_model(pipeline: Pipeline, gpu: str | None) -> str:
 
 
 def _seconds(activities: Iterable[Activity], steps: int) -> dict[tuple[str, str], float]:
-    """(name, executor) -> mean seconds of a step."""
     spans: dict[tuple[str, str], dict[int, list[Activity]]] = defaultdict(lambda: defaultdict(list))
     for activity in activities:
         if 0 < activity.step <= steps:

@@ -103,7 +103,6 @@ def _in_records(records: Sequence[Records], common: Iterable[tuple[int, str]]) -
 
 
 def _of_node(records: Sequence[Records], pair: Sequence[NodeRecord]) -> Parting | None:
-    """How the same node of two runs differs in one step."""
     step, node = pair[0].step, pair[0].node
     sources = [_sources(record) for record in pair]
     for task in dict.fromkeys((*sources[0], *sources[1])):
@@ -135,7 +134,6 @@ def _sources(record: NodeRecord) -> dict[str, list[StoredBlock]]:
 
 
 def _of_blocks(records: Sequence[Records], sides: Sequence[Sequence[StoredBlock]]) -> list[Difference]:
-    """How the rows of two lists of blocks differ."""
     if list(sides[0]) == list(sides[1]):
         return []
     batches = [side_records.batch(side) for side_records, side in zip(records, sides, strict=True)]
@@ -225,7 +223,6 @@ def _in_metrics(metrics: Sequence[Mapping[int, Mapping[str, float]]], steps: Ite
 
 
 def lines_of(left: Path, right: Path, result: RunDiff) -> Iterator[str]:
-    """The comparison in words."""
     if result.changed:
         yield f"the pipelines differ: {result.changed}"
     if result.parting is None:

@@ -85,7 +85,6 @@ def write_planned(report: Report, path: Path, assumed: Assumed) -> str:
 
 
 def _idle_in_training(run: RunReader) -> dict[str, float]:
-    """`idle_shares` without the validation before the first step."""
     return idle_shares((activity for activity in run.spans if activity.step > 0), run.step_seconds)
 
 

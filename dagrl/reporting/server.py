@@ -137,7 +137,6 @@ def application(runs: Runs) -> Starlette:
 
 
 def serve(runs: Runs, listener: socket.socket) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
     config = uvicorn.Config(application(runs), log_level="warning", lifespan="off")
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])

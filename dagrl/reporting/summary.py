@@ -125,7 +125,6 @@ def in_a_line(run: RunReader) -> str:
 
 
 def scores(run: RunReader, step: int) -> list[str]:
-    """The metrics of a step's validation, one per line."""
     metrics = run.by_step.get(step, {})
     names = [name for name in metrics if name.startswith("val/") and not name.startswith("val/data/")]
     width = max(map(len, names), default=0)
@@ -140,7 +139,6 @@ def _progress_rows(run: RunReader) -> list[list[str]]:
 
 
 def _progress(run: RunReader) -> list[tuple[str, _Best, list[float]]]:
-    """Metrics that show a run's result: name, which value is best, values."""
     known = dict.fromkeys(name for line in run.steps for name in line)
     sets: list[tuple[str, _Best]] = [(name, max) for name in known if OF_A_SET.fullmatch(name)]
     sets += [
@@ -158,7 +156,6 @@ def _progress(run: RunReader) -> list[tuple[str, _Best, list[float]]]:
 
 
 def _times(run: RunReader) -> list[list[str]]:
-    """Seconds of steps and nodes, and tokens per second."""
     step_s = run.in_training("time/step_s")
     rows = []
     if step_s:
@@ -175,7 +172,6 @@ def _times(run: RunReader) -> list[list[str]]:
 
 
 def _troubles(run: RunReader) -> list[str]:
-    """Restarts, dropped samples and the like."""
     lines = []
     if restarts := _restarts(run):
         lines.append(f"restarts after losses: {restarts}")

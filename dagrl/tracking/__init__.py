@@ -190,5 +190,4 @@ def read_samples(path: Path, limit: int) -> SampleTable | None:
 
 
 def _spread(rows: list[tuple], count: int) -> list[tuple]:
-    """`count` of the rows, evenly spaced."""
     return [rows[place * len(rows) // count] for place in range(count)]

@@ -226,7 +226,6 @@ class Console:
             self._live = None
 
     def _row(self, step: int, values: Mapping[str, str]) -> None:
-        """Print a row, with headings if they are new or have scrolled away."""
         new = [head for head in values if head not in self._headings]
         if new or self._rows == STEPS_PER_HEADING:
             order = [head for head, _, _ in COLUMNS]

@@ -81,7 +81,6 @@ class MetricsFile:
 
 
 def _with_lost(line: str, steps: Sequence[Mapping[str, float]]) -> str:
-    """A line to which the samples and tokens of lost steps are added."""
     if not (counts := lost(steps)):
         return line
     record = json.loads(line)

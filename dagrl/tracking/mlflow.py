@@ -170,12 +170,10 @@ def _shown(value: float) -> float:
 
 
 def metric_name(name: str) -> str:
-    """The metric's name in characters that MLflow accepts."""
     return _NOT_IN_NAMES.sub("_", name.replace("@", "_at_"))
 
 
 def _parameters(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Scalar values of a pipeline by dotted name."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _parameters(value, f"{prefix}{key}.")

@@ -45,7 +45,6 @@ class Timeline:
             self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
 
     def extend(self, activities: Iterable[Activity]) -> None:
-        """Record activities, whose times are of one clock, with few writes: a step may have tens of thousands."""
         for some in batched(activities, _EVENTS_PER_WRITE):
             self._append([event for activity in some for event in self._names.events(activity)])
 

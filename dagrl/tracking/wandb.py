@@ -108,7 +108,6 @@ class Wandb:
 
     @contextmanager
     def _forgiven(self) -> Iterator[None]:
-        """Context that turns a failure of wandb into a note and stops wandb for this run."""
         try:
             with failures_of("wandb"):
                 yield

@@ -69,7 +69,6 @@ class Meter:
             torch.cuda.synchronize()
 
     def usage(self, account: UsageCount, output: Output) -> Usage:
-        """The run's usage since the last output."""
         tokens, flops = account.tokens + output.sampled, account.flops
         account.tokens, account.flops = 0, None if flops is None else 0
         memory = torch.cuda.max_memory_allocated() if self._on_gpu else None
@@ -107,5 +106,4 @@ def _row_lengths(batch: Batch) -> np.ndarray:
 
 
 def _responses(batch: Batch) -> Column:
-    """The responses, or the demonstrations of the data set."""
     return batch["response_tokens"] if "response_tokens" in batch else batch["demonstration"]

@@ -265,7 +265,6 @@ class Worker:
         return self._generator.request_limits(longest)
 
     def _prepare(self, work: TaskWork) -> tuple[Op, Context]:
-        """Load the op and its context. Also drops cached objects of committed steps."""
         self._cache.forget(work.committed)
         context = Context(work, self._resources, self._engine)
         if isinstance(work, RolloutWork):

@@ -101,7 +101,6 @@ class InterruptHandler:
     """Within its context, in a running loop, the first signal requests a stop and the second cancels the task."""
 
     def __init__(self, request_stop: Callable[[], None], note: Callable[[str], None]) -> None:
-        """`request_stop` ends the run at the next step boundary; `note` informs the user."""
         self.training = False
         """Whether a step is running."""
         self._request_stop, self._note = request_stop, note

@@ -56,7 +56,6 @@ def descendants(pid: int) -> list[int]:
 
 
 def end(identities: list[str]) -> None:
-    """Kill those of the processes that still run."""
     for process in filter(None, identities):
         pid = int(process.partition(":")[0])
         if identity(pid) == process:

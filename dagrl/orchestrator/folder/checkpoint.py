@@ -101,7 +101,6 @@ class Checkpoints:
         self._keep, self._keep_best = keep, keep_best
 
     def begin(self, step: int) -> Path:
-        """An empty temporary folder for step `step`."""
         aside = self._folder / f".step_{step}.partial"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
@@ -146,7 +145,6 @@ class Checkpoints:
         return final
 
     def remove_torn(self) -> None:
-        """Remove what interrupted saves have left."""
         for aside in self._folder.glob(".step_*.partial*"):
             if aside.is_dir():
                 shutil.rmtree(aside, ignore_errors=True)
@@ -154,7 +152,6 @@ class Checkpoints:
                 aside.unlink(missing_ok=True)
 
     def steps(self) -> list[int]:
-        """Steps with a finished checkpoint, in order."""
         return [step for step, _ in self._finished()]
 
     def of_step(self, step: int) -> Path:
@@ -240,7 +237,6 @@ def _remove(old: Path) -> None:
 
 
 def _score_in(folder: Path) -> Score | None:
-    """The score of a checkpoint. None if it is torn."""
     try:
         return _score_of(_fields(folder))
     except TornCheckpointError:
@@ -305,7 +301,6 @@ def _checksum(path: Path) -> int:
 
 
 def _pieces(size: int) -> Iterator[range]:
-    """The pieces to read of a file with `size` bytes."""
     if size <= _READ_WHOLE:
         yield range(size)
         return

@@ -70,7 +70,6 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _entries(path: Path) -> set[str]:
-    """The names in the folder; none if it does not exist yet."""
     for parent in path.absolute().parents:
         if _is_a_run(parent):
             raise RefusedFolderError(f"{path} is within {parent}, which holds a run", hint="choose a folder beside it")
@@ -121,7 +120,6 @@ def _refuse_kinds(path: Path, wrong: Iterable[str], kind: str) -> None:
 
 
 def _earlier(path: Path) -> dict[str, object]:
-    """The resolved pipeline of the folder's run."""
     try:
         document = read_document(path / PIPELINE)
     except PipelineError as error:

@@ -117,12 +117,10 @@ class ExperienceFolder:
                 self._remove(self._version(old))
 
     def remove_unpublished_weights(self) -> None:
-        """Remove what an interrupted trainer has left."""
         for left in self._weights.glob(".version_*"):
             shutil.rmtree(left, ignore_errors=True)
 
     def remove_weights_after(self, version: int) -> None:
-        """Remove weights of steps that are trained again."""
         for later in self._versions():
             if later > version:
                 self._remove(self._version(later))
@@ -161,7 +159,6 @@ def _noted(file: Path) -> tuple[str, bool]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The fields of a file; none if it does not exist."""
     try:
         fields = json.loads(file.read_text())
     except (OSError, ValueError):

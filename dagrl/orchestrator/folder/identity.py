@@ -78,7 +78,6 @@ def _other_adapter(before: Any, after: Any) -> str | None:
 
 
 def _trained(tree: Mapping[str, object]) -> dict[str, list[str]]:
-    """Engine -> ops that train it."""
     ops: dict[str, set[str]] = {}
     for _, node in _sections(tree, "nodes"):
         if node.get("op") in _TRAINING:
@@ -125,7 +124,6 @@ def changes(before: Mapping[str, object], after: Mapping[str, object]) -> str:
 
 
 def _values(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values and lists by dotted name."""
     for key, value in section.items():
         if isinstance(value, Mapping):
             yield from _values(value, f"{prefix}{key}.")

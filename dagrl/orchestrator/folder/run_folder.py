@@ -180,7 +180,6 @@ _FORM = TypeAdapter(dict[str, OpContract])
 
 
 def contracts_text(graph: Graph) -> str:
-    """The content of the file for a run with this graph."""
     own = {name: node.contract for name, node in graph.nodes.items() if node.spec and node.spec.user_function}
     return _FORM.dump_json(own).decode()
 

@@ -87,7 +87,6 @@ class LoadBalancer:
         assert self._inflight[server] >= 0, f"server {server} has finished more groups than it got"
 
     def end_chunk(self, server: int, unfinished: int) -> None:
-        """A chunk has ended, with so many unfinished groups."""
         self._open[server] -= 1
         self.started(server)
         self.finished(server, unfinished)

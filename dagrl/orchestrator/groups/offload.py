@@ -17,7 +17,6 @@ class Offloader:
     """Offloads and onloads the executors of a run."""
 
     def __init__(self, groups: WorkerGroups, plan: Plan, residency: Callable[[str], Residency]) -> None:
-        """`residency` of an executor, as the scheduler knows it."""
         self._groups, self._plan, self._residency = groups, plan, residency
         self._moving_to: dict[str, Residency] = {}
         self._freed: dict[str, float] = {}

@@ -36,7 +36,6 @@ class WeightSyncs:
         self._pending: dict[str, PendingWeights] = {}
 
     def pending(self, follower: str) -> PendingWeights | None:
-        """The weights that are being sent to a generator, if any."""
         return self._pending.get(follower)
 
     async def run(self, sync: Sync, update: Callable[[], Awaitable[None]]) -> dict[str, float]:

@@ -56,7 +56,6 @@ class WorkerFailures:
         running: Mapping[asyncio.Task[Event | None], Command],
         workers_of: Callable[[Command], tuple[str, ...]],
     ) -> None:
-        """`running`: the commands that are being executed. `workers_of`: the executors of a command."""
         self._groups, self._plan, self._policy, self._timeout_s = groups, plan, policy, timeout_s
         self._running, self._workers_of = running, workers_of
         self._unreported: set[str] = set()

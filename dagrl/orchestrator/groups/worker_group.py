@@ -52,11 +52,9 @@ class WorkerGroup:
     async def call_all[**P, Result](
         self, waits_for: str, method: Callable[Concatenate[Worker, P], Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> list[Result]:
-        """Call a method on all ranks and wait for the results, by rank."""
         return await run_all([call.result() for call in self.submit_all(waits_for, method, *args, **kwargs)])
 
     async def call_until_true(self, waits_for: str, method: Callable[[Worker], bool]) -> None:
-        """Call a method on all ranks again and again until all of them return True."""
         timeout = self.handles[0].timeout
         clock = asyncio.get_running_loop().time
         deadline, pause = clock() + timeout.seconds, _FIRST_PAUSE_S
@@ -135,7 +133,6 @@ class WorkerGroups:
         await run_all([self._start_chain(chain, setup, resumed_from, note, preloads) for chain in chains])
 
     async def _place(self, executor: Executor, ranks: Iterable[int]) -> list[WorkerHandle]:
-        """Create the actors of these ranks. They may not have started yet."""
         assert self._setup is not None
         name, generates, run_dir = executor.name, self._plan.generates(executor.name), self._setup.run_dir
         threads = _GENERATOR_THREADS if generates else 1
@@ -152,12 +149,10 @@ class WorkerGroups:
         ]
 
     def _describe(self, handles: Iterable[WorkerHandle], waits_for: str) -> list[PendingCall[WorkerInfo]]:
-        """Ask the actors where they are."""
         what = f"{waits_for}; are there enough free CPUs and GPUs?"
         return [handle.submit(what, Worker.describe) for handle in handles]
 
     async def _locate(self, handles: Sequence[WorkerHandle], described: Iterable[PendingCall[WorkerInfo]]) -> None:
-        """Wait for the actors to start and tell where they are."""
         infos = await run_all([call.result(self._start_timeout) for call in described])
         for handle, info in zip(handles, infos, strict=True):
             handle.info = info

@@ -57,7 +57,6 @@ class PendingCall[Result]:
     """Ref of the result, which other workers may read too."""
 
     async def result(self, timeout: Timeout | None = None) -> Result:
-        """Wait for the result of the method. Raises RunError."""
         return await self.worker.wait_for(self.ref, self.waits_for, timeout=timeout)
 
 
@@ -73,7 +72,6 @@ class PendingTask:
     """Ref of the object that will hold the columns, if there are any."""
 
     async def result(self, count_bytes: ByteCounter) -> list[Block]:
-        """The task's blocks. Raises RunError."""
         data = await self.worker.wait_for(self.message, f"the result of {self.node}", node=self.node)
         # Now the worker starts the next call in its queue.
         self.worker.last_heard = asyncio.get_running_loop().time()
@@ -116,7 +114,6 @@ class WorkerHandle:
     async def call[**P, Result](
         self, waits_for: str, method: Callable[Concatenate[Worker, P], Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> Result:
-        """Call a method of the worker and wait for the result."""
         return await self.submit(waits_for, method, *args, **kwargs).result()
 
     def submit_serialized(self, waits_for: str, message: Serialized) -> PendingCall[Any]:
@@ -161,7 +158,6 @@ class WorkerHandle:
     async def wait_for(
         self, ref: ray.ObjectRef, waits_for: str, *, node: str = "", timeout: Timeout | None = None
     ) -> Any:
-        """The object of a ref. Raises RunError."""
         with self._run_errors(node or waits_for):
             return await self._wait_for(ref, waits_for, node or waits_for, timeout or self.timeout)
 

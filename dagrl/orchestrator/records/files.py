@@ -130,7 +130,6 @@ class Records:
         return self.folder / "columns"
 
     def write(self, record: NodeRecord) -> None:
-        """Write or replace the record of a node. Raises OSError."""
         path = self._path(record.step, record.node)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, record.model_dump_json())
@@ -165,7 +164,6 @@ class Records:
         return self.folder / "pipelines" / f"{name}.yaml"
 
     def state(self, step: int) -> Path:
-        """The folder of engines' states after a step."""
         return self.folder / "states" / f"step_{step}"
 
     def states(self, engine: str) -> dict[int, Path]:
@@ -177,7 +175,6 @@ class Records:
         }
 
     def saved_states(self) -> list[int]:
-        """Steps after which states were saved for records, complete or not."""
         return [step for step, _ in numbered_steps(self.folder / "states")]
 
     def segments(self) -> list[int]:
@@ -194,7 +191,6 @@ class Records:
         return [int(step) for step in json.loads(path.read_text())] if path.is_file() else []
 
     def steps(self) -> list[int]:
-        """Steps with a record, in order."""
         return [step for step, _ in numbered_steps(self.folder)]
 
     def nodes(self, step: int) -> list[str]:

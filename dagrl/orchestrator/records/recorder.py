@@ -301,7 +301,6 @@ class Recorder:
         return self._open[recording.run.step, recording.task.node].runs[recording.place].inputs
 
     def _change(self, recording: Recording, **fields: object) -> None:
-        """Change a run in its node's record, and write that."""
         key = recording.run.step, recording.task.node
         runs = [*self._open[key].runs]
         runs[recording.place] = runs[recording.place].model_copy(update=fields)

@@ -33,7 +33,6 @@ class Ring:
 
     @property
     def kept(self) -> list[int]:
-        """First steps of segments that are kept for good."""
         return sorted(self._kept)
 
     def begin(self, step: int) -> bool:

@@ -33,7 +33,6 @@ class Difference:
 
 
 def compare_columns(recorded: Batch, replayed: Batch) -> list[Difference]:
-    """The columns of two batches with the same rows that differ, in order."""
     differences = []
     for name in recorded.columns:
         if name not in replayed:
@@ -99,7 +98,6 @@ def _where(left: np.ndarray, right: np.ndarray) -> str:
 
 
 def compare_metrics(recorded: Mapping[str, Stat], replayed: Mapping[str, Stat]) -> list[Difference]:
-    """The metrics that differ, or that one side lacks."""
     differences = []
     for name in dict.fromkeys((*recorded, *replayed)):
         if name not in recorded or name not in replayed:

@@ -62,7 +62,6 @@ class ReplayOutcome:
     """The node that failed."""
 
     def add(self, node: str, *what: str) -> None:
-        """Note what was compared."""
         known = self.compared.setdefault(node, [])
         known += [text for text in what if text not in known]
 
@@ -256,7 +255,6 @@ def _together(batches: Sequence[Batch]) -> Batch | None:
 
 
 def columns_of(block: Block) -> Batch | None:
-    """The columns of a block, with its own rows."""
     if block.ref is None:
         return None
     batch: Batch = block.ref if isinstance(block.ref, Batch) else ray.get(block.ref)

@@ -190,7 +190,6 @@ def _fitting_ranks(pipeline: Pipeline, engine: str, overrides: Sequence[str], ra
 
 
 def _check(pipeline: Pipeline, engines: Sequence[str], findings: Findings) -> None:
-    """PipelineError if an engine cannot be built in its layout."""
     if not engines:
         return
     sizes = check_models(pipeline, findings, with_files=True)

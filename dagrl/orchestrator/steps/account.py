@@ -47,7 +47,6 @@ class RolloutFacts:
 
 
 def rollout_facts(pipeline: Pipeline, plan: Plan) -> dict[str, RolloutFacts]:
-    """Rollout node -> the facts about its training samples."""
     tasks = [task for task in plan.tasks if task.rows is Rows.TRAIN]
     facts = {}
     for task in tasks:
@@ -71,7 +70,6 @@ class StepAccount:
     """The samples that the rollouts of one step have generated or continued."""
 
     def __init__(self, group_size: int, facts: Mapping[str, RolloutFacts]) -> None:
-        """`group_size`: rows of a group."""
         self._rollouts = {name: _Samples(fact, group_size // fact.rows_per_sample) for name, fact in facts.items()}
         self._ends: dict[int, str] = {}
         """Group -> the end of its samples; others are trained if they are in the batch, else unused."""
@@ -176,7 +174,6 @@ class _Samples:
         self._finish_early(ids[self._live[ids] >= 0], "failed")
 
     def restart(self, groups: Sequence[int]) -> None:
-        """The samples of these groups are lost and will be sampled again."""
         ids = self._ids(groups)
         self._finish_early(ids[self._live[ids] >= 0], "failed")
 
@@ -252,13 +249,11 @@ class _Samples:
         self._live[ids] = -1
 
     def _ids(self, groups: Sequence[int]) -> np.ndarray:
-        """The samples of groups, int64."""
         self._reach((max(groups, default=-1) + 1) * self._per_group)
         first = np.array(groups, dtype=np.int64) * self._per_group
         return (first[:, None] + np.arange(self._per_group)).ravel()
 
     def _reach(self, count: int) -> None:
-        """Make room for so many samples, in whole groups."""
         if (more := count - len(self._live)) > 0:
             # At least double, so that adding all samples takes linear time.
             more = -(-max(more, len(self._live)) // self._per_group) * self._per_group

@@ -106,7 +106,6 @@ class BatchIndex:
 
     @property
     def next_group(self) -> int:
-        """The number of the next group to be added."""
         return max(self._shard_of_group, default=-1) + 1
 
     def begin_round(self) -> None:
@@ -153,7 +152,6 @@ class BatchIndex:
             self._chosen = [[] for _ in self._shard_rows]
 
     def arrived(self, task: str, rows: np.ndarray) -> Arrival:
-        """Note the arrival of whole groups."""
         missing = self._missing[task]
         touched: dict[int, int] = {}
         surplus = []
@@ -171,7 +169,6 @@ class BatchIndex:
         return Arrival(tuple(touched), tuple(shard for shard, left in touched.items() if left == 0), tuple(surplus))
 
     def complete(self, task: str) -> bool:
-        """Whether all expected rows of a task have arrived."""
         return not any(self._missing[task])
 
     def rows(self, shards: tuple[int, ...]) -> np.ndarray:
@@ -195,7 +192,6 @@ class BatchIndex:
         return group not in self._prompts
 
     def tokens_of(self, group: int) -> int:
-        """Tokens of all rows of a group so far."""
         return int(self._tokens[self.rows_of((group,))].sum())
 
     def tokens(self, rows: np.ndarray) -> np.ndarray:

@@ -45,11 +45,9 @@ class KlControl:
         """Node and step -> shards -> statistic."""
 
     def weight(self, node: str, step: int) -> float | None:
-        """The weight of a step. None if the node's weight is fixed."""
         return self._weight(node, step) if node in self._specs else None
 
     def add(self, node: str, step: int, block: Block) -> None:
-        """Add the divergence that a block of the node has measured."""
         if node in self._specs:
             for name, stat in block.stats.items():
                 if name.endswith(DIVERGENCE):
@@ -116,7 +114,6 @@ class RoleBaselines:
         return self._newest(self._after[node], step - 1) if node in self._after else {}
 
     def add(self, task: PlannedTask, step: int, block: Block) -> None:
-        """Add the baselines after a step, from the block of its task."""
         if task.node in self._after:
             prefix = task.metric_prefix + BASELINE
             self._after[task.node][step] = {
@@ -124,7 +121,6 @@ class RoleBaselines:
             }
 
     def after(self, step: int) -> dict[str, dict[str, float]]:
-        """For the checkpoint of `step`."""
         return {node: dict(self._newest(steps, step)) for node, steps in self._after.items()}
 
     def commit(self, step: int) -> None:
@@ -154,7 +150,6 @@ class CarriedState:
         self.baselines = RoleBaselines(pipeline, start.baselines, first_step)
 
     def add(self, run: Run, task: PlannedTask, block: Block, batch: BatchIndex) -> None:
-        """Add what a block of a task has measured."""
         self.kl.add(task.node, run.step, block)
         self.baselines.add(task, run.step, block)
         if self.feed and task.rows is Rows.TRAIN:
@@ -169,7 +164,6 @@ class CarriedState:
         return own
 
     def after(self, step: int, score: Score | None, experience: Mapping[str, int]) -> RunState:
-        """The state for the checkpoint of `step`."""
         carried = self.partial_rollouts.after(step)
         return RunState(
             step,

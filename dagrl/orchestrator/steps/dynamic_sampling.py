@@ -27,7 +27,6 @@ class DynamicSampling:
         return prompts_begun(self._pipeline, self._selections[run.step].next_round() if run.round else None)
 
     def add(self, run: Run, batch: BatchIndex, block: Block) -> None:
-        """Add the output of the filter: a block with the groups that pass."""
         if run.step not in self._selections:
             self._selections[run.step] = Selection(self._pipeline, self._filter, run.step)
         self._selections[run.step].add(batch.groups_in(batch.rows(run.shards)), batch.groups_in(block.rows))
@@ -52,7 +51,6 @@ class Selection:
     """The groups of one step that have passed the filter. Pure."""
 
     def __init__(self, pipeline: Pipeline, name: str, step: int) -> None:
-        """`name` of the filter."""
         node = pipeline.nodes[name]
         assert isinstance(node, FilterNode)
         self._node, self._place = node, f"{name} (step {step})"
@@ -62,7 +60,6 @@ class Selection:
         self._rounds = 0
 
     def add(self, groups: Sequence[int], passed: Iterable[int]) -> None:
-        """Add a round with these `groups`."""
         self._rounds += 1
         kept = set(passed)
         self._passed += [group for group in groups if group in kept]

@@ -46,7 +46,6 @@ class PartialRolloutBuffer:
         self._prompts = [_Prompt(prompt, left_by=0) for prompt in carried]
 
     def take(self, step: int, most: int, round_: int = 0) -> tuple[int, ...]:
-        """Ids of the prompts with which a round of `step` begins."""
         waiting = [prompt for prompt in self._prompts if prompt.taken_by is None][:most]
         for prompt in waiting:
             prompt.taken_by, prompt.taken_in = step, round_
@@ -63,11 +62,9 @@ class PartialRolloutBuffer:
                 prompt.carried = prompt.carried._replace(begun=None)
 
     def add(self, step: int, prompts: Iterable[Carried]) -> None:
-        """Add what `step` has not finished."""
         self._prompts += [_Prompt(prompt, step) for prompt in prompts]
 
     def after(self, step: int) -> list[Carried]:
-        """The prompts that are unfinished after `step`."""
         return [
             prompt.carried
             for prompt in self._prompts
@@ -83,7 +80,6 @@ class PromptFeed:
     """Gives prompts to the source, and outcomes to the order. Pure, but for the wait for metrics."""
 
     def __init__(self, prepared: PreparedPipeline, start: RunState) -> None:
-        """Continue from a checkpoint. Raises RunError."""
         loaded = prepared.loaded
         pipeline = loaded.pipeline
         self._sources = list(pipeline.data.sources)
@@ -128,7 +124,6 @@ class PromptFeed:
             return self._order.replace(run.step, ids, dropped)
 
     def ahead(self, run: Run) -> list[int]:
-        """Ids that the next step will probably read."""
         return self._order.ahead(run.step + 1, self._first_round)
 
     def end_round(self, run: Run, ids: Sequence[int]) -> bool:
@@ -180,7 +175,6 @@ class PromptFeed:
         return metrics
 
     def after(self, step: int) -> dict[str, object]:
-        """The state of the order for the checkpoint of `step`."""
         return self._order.after(step)
 
     def commit(self, step: int) -> None:
@@ -199,7 +193,6 @@ def _place(run: Run) -> str:
 
 @contextmanager
 def _failing(place: str) -> Iterator[None]:
-    """Raise RunError for an error of the order."""
     try:
         yield
     except ValueError as error:

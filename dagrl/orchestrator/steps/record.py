@@ -144,7 +144,6 @@ class StepRecord:
         return metrics
 
     def measured(self) -> dict[str, float]:
-        """The statistics of all nodes so far."""
         metrics: dict[str, float] = {}
         for name, stat in merge(self._stats).items():
             details = _details(name)
@@ -179,7 +178,6 @@ class OpenSteps:
         return self._batches[step, rows]
 
     def tokens(self, step: int) -> int:
-        """Tokens of the step's batches."""
         return sum(batch.total_tokens for (number, _), batch in self._batches.items() if number == step)
 
     def account(self, step: int) -> dict[str, float]:

@@ -25,7 +25,6 @@ _MOST_RESTARTS = 1000.0
 
 
 def overview(run: RunReader) -> dict[str, object]:
-    """Progress, events, pipeline and DAG of a run."""
     config = config_of(run.folder)
     return {
         "folder": str(run.folder),
@@ -44,7 +43,6 @@ def overview(run: RunReader) -> dict[str, object]:
 
 
 def _described(run: RunReader, config: dict[str, object]) -> dict[str, object]:
-    """The parts that follow from the pipeline alone."""
     text = yaml.safe_dump(without_secrets(config), sort_keys=False) if config else ""
     try:
         pipeline = run.pipeline()
@@ -89,7 +87,6 @@ def _events(run: RunReader) -> list[dict[str, object]]:
 
 
 def _groups(pipeline: Pipeline) -> dict[str, str]:
-    """Group -> its devices."""
     return {
         name: counted(group.ranks, "CPU slot" if group.is_cpu else group.gpu or "GPU")
         for name, group in pipeline.groups.items()

@@ -58,7 +58,6 @@ class RunReader:
         return {int(line["step"]): line for line in self.steps}
 
     def of(self, name: str) -> list[float]:
-        """Values of a metric in all steps that have it."""
         return [line[name] for line in self.steps if isinstance(line.get(name), int | float)]
 
     def in_training(self, name: str) -> list[float]:
@@ -116,7 +115,6 @@ class RunReader:
 
     @property
     def timed_steps(self) -> list[int]:
-        """Steps with a timeline, in order."""
         return sorted(self._of_step)
 
     def window(self, step: int) -> Interval | None:
@@ -178,7 +176,6 @@ def step_window(activities: Sequence[Activity], seconds: float) -> Interval:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run has written to a folder."""
     return (folder / "pipeline.yaml").is_file() or (folder / "metrics.jsonl").is_file()
 
 

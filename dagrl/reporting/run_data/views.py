@@ -58,7 +58,6 @@ def _path(run: RunReader, step: int, plan: Plan | None) -> list[Part]:
 
 
 def _rounded(seconds: float) -> float:
-    """To a tenth of a millisecond."""
     return round(seconds, 4)
 
 
@@ -192,7 +191,6 @@ def _column(values: list[float | None]) -> list[float | None] | dict[str, list]:
 
 
 def _hours(run: RunReader, steps: list[int]) -> list[float | None]:
-    """Hours from the start of the first activity to the end of each step."""
     if not run.spans:
         return [None] * len(steps)
     begin = run.spans[0].start

@@ -151,7 +151,6 @@ class _Known:
             yield Change(overrides, "the GPUs have room for all engines at once, by the cost model")
 
     def savings(self) -> Iterator[Change]:
-        """Yield the changes with which backends compute less."""
         what = "what rows begin with is computed once for all of them, by the cost model"
         for name, executor in self.plan.executors.items():
             if executor.group is None:
@@ -162,7 +161,6 @@ class _Known:
                 yield from self._modelled(change, what, tasks)
 
     def micro_batches(self) -> Iterator[Change]:
-        """Twice the tokens of a micro-batch, and half."""
         for task, node in self._packing:
             for wanted in (2 * node.tokens_per_micro_batch, node.tokens_per_micro_batch // 2):
                 change = Edit({("nodes", task, "tokens_per_micro_batch"): wanted})

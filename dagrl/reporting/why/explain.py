@@ -88,7 +88,6 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
 
 
 def as_text(folder: Path, explained: Explanation) -> str:
-    """The explanation as tables."""
     steps = explained.steps
     which = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps up to {steps[-1]}, on average"
     parts: list[RenderableType] = [f"{folder}: {which}: {_seconds(explained.step_s)}", ""]
@@ -121,13 +120,11 @@ def as_text(folder: Path, explained: Explanation) -> str:
 
 
 def as_values(explained: Explanation) -> dict[str, object]:
-    """The explanation for programs."""
     path = [dict(zip(("node", "executor", "cause", "seconds"), part, strict=True)) for part in explained.path]
     return asdict(explained) | {"path": path}
 
 
 def _summed(paths: dict[int, list[Part]]) -> list[tuple[str, str, str, float]]:
-    """Node, executor, cause and mean seconds of a step, the longest first."""
     sums: dict[tuple[str, str, str], float] = defaultdict(float)
     for part in (part for path in paths.values() for part in path):
         sums[part.name, part.executor, part.cause] += part.end - part.start
@@ -135,7 +132,6 @@ def _summed(paths: dict[int, list[Part]]) -> list[tuple[str, str, str, float]]:
 
 
 def _straggling(run: RunReader, plan: Plan, path: list[tuple[str, str, str, float]]) -> dict[str, Straggling]:
-    """How much of each rollout only its last responses take."""
     means, longest = run.of("response_tokens/mean"), run.of("response_tokens/max")
     thin = 1 - fmean(means) / fmean(longest) if means and longest and fmean(longest) else 0.0
     whole: dict[str, float] = defaultdict(float)
