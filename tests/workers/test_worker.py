@@ -31,6 +31,8 @@ from dagrl.workers.object_cache import ObjectCache
 from dagrl.workers.serialization import deserialize, serialize
 from dagrl.workers.worker import Worker
 
+UPDATE_WEIGHTS = "dagrl.workers.weight_transfer.update_weights"
+
 
 class Generator:
     """Answers each prompt with 7s, as many as the prompt's first token says, when `gate` lets it."""
@@ -114,7 +116,7 @@ def bench(lab, monkeypatch, tmp_path) -> Bench:
 @pytest.mark.parametrize("aborted", [False, True])
 def test_a_chunk_queued_behind_a_sync_sends_messages_until_the_weights_arrive(bench, monkeypatch, aborted) -> None:
     monkeypatch.setattr("dagrl.workers.worker.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(bench.worker, "_update_weights", lambda take, handed: 0.5)
+    monkeypatch.setattr(UPDATE_WEIGHTS, lambda *arguments: 0.5)
     told = bench.worker.stream(replace(bench.work([0]), weights=PendingWeights(5, 3)))
     bench.worker.receive_weights(UpdateWeightsRequest(4, 3))
     assert [next(told), next(told)] == [StreamMessage(()), StreamMessage(())]
@@ -222,7 +224,7 @@ def test_a_worker_caches_its_output_under_the_given_key(bench, monkeypatch) -> N
 
 
 def test_a_call_names_the_function_and_its_arguments(bench, monkeypatch) -> None:
-    monkeypatch.setattr(bench.worker, "_update_weights", lambda take, handed: take.version / 4)
+    monkeypatch.setattr(UPDATE_WEIGHTS, lambda engine, rank, request, sent, timeout_s: request.version / 4)
     assert bench.worker.call(*serialize((Worker.receive_weights, (UpdateWeightsRequest(5, 3),), {}))) == 0.75
 
 
@@ -232,7 +234,7 @@ def test_weights_in_the_object_store_are_received_once_they_are_complete(bench, 
         (ray.ObjectRef.from_random(), ray.ObjectRef.from_random()),
     )
     bench.store |= dict(zip(refs, handed, strict=True))
-    monkeypatch.setattr(bench.worker, "_update_weights", lambda take, handed: (take.version, handed))
+    monkeypatch.setattr(UPDATE_WEIGHTS, lambda engine, rank, request, sent, timeout_s: (request.version, sent))
     assert bench.worker.call(
         *serialize((Worker.receive_weights, (UpdateWeightsRequest(5, 3, send_results=refs),), {}))
     ) == (3, handed)
