@@ -1,6 +1,6 @@
 """A part's exchange with the others: batches of experience, the policy's weights, and the waits for both.
 
-The driver asks before each step, and tells of each commit. `dagrl.orchestrator.folder.experience` has the files.
+The driver calls it before each step and after each commit. `dagrl.orchestrator.folder.experience` has the files.
 """
 
 from __future__ import annotations

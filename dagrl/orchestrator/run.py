@@ -11,8 +11,8 @@ from pathlib import Path
 from dagrl.config.loading.loader import LoadedPipeline
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.cluster.interrupts import InterruptHandler, signals_as_ctrl_c
-from dagrl.orchestrator.cluster.liveness import while_ray_lives
 from dagrl.orchestrator.cluster.ray_cluster import cluster
+from dagrl.orchestrator.cluster.session import while_ray_lives
 from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.exchange import Exchange, open_exchange
 from dagrl.orchestrator.export import policies

@@ -35,7 +35,7 @@ def closing_text(outcome: RunOutcome, folder: Path) -> str:
         ]
         if outcome.changed:
             lines.append(f"  without effect, and not noted in the folder: {outcome.changed}")
-    with suppress(ValueError):  # the metrics may have been removed meanwhile
+    with suppress(ValueError):  # the metrics were removed
         run = read_run(folder)
         lines += [
             f"  {text}" for text in (scores(run, outcome.step) if outcome.only_validated else [in_a_line(run)]) if text

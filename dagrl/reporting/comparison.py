@@ -79,7 +79,7 @@ def idle_shares(activities: Iterable[Activity], step_seconds: Mapping[int, float
     """Group -> share of the time in which none of its activities runs while steps are under way.
 
     A step is under way from its first activity, or from `step_seconds` before the end of its last one, whichever is
-    earlier. The pause before a run that goes on, and its start, are in no step and count for nothing.
+    earlier. The start of a run and the pause before a resume belong to no step.
     """
     by_group: dict[str, list[Activity]] = defaultdict(list)
     by_step: dict[int, list[Activity]] = defaultdict(list)

@@ -33,11 +33,11 @@ RUNS = Path("runs")
 _DIGITS = 12
 """A step has fewer."""
 _HOSTS = ["127.0.0.1", "localhost"]
-"""Names that a browser on this machine uses. Pages of other sites cannot reach the server under a name of theirs."""
+"""Names that a browser on this machine uses. Pages of other sites cannot reach the server under another name."""
 
 
 class Runs:
-    """The runs that are served; those of a folder are looked for anew, as some may start later."""
+    """The runs that are served. Folders are searched in each request, because runs may start later."""
 
     def __init__(self, folders: Sequence[Path], *, gpu: str | None = None) -> None:
         """`folders` are run folders, or hold some. ValueError if one is neither."""
@@ -80,7 +80,7 @@ class Runs:
     def _found(self) -> list[dict[str, object]]:
         for folder in self._folders:
             inner = [folder] if is_run(folder) else []
-            with suppress(FileNotFoundError):  # A folder that has gone meanwhile holds none.
+            with suppress(FileNotFoundError):  # the folder was removed
                 inner = inner or sorted(path for path in folder.iterdir() if is_run(path))
             self._ids += [path for path in inner if path not in self._ids]
         names = distinct_names(self._ids)

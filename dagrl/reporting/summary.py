@@ -11,8 +11,8 @@ from rich.console import RenderableType
 from dagrl.config.errors import counted
 from dagrl.reporting.run_data.run_reader import RunReader, config_of
 from dagrl.tables import table
-from dagrl.tracking.account import accounts
 from dagrl.tracking.console import OF_A_SET, same_of_others
+from dagrl.tracking.metrics_file import accounts
 from dagrl.tracking.run_file import best_checkpoint
 from dagrl.tracking.run_notes import run_notes
 

@@ -24,7 +24,7 @@ from dagrl.tracking.base import SampleTable, SampleTracker
 FINISH_TIMEOUT_S = 120.0
 """Longest wait for a tracker at the end of the run."""
 QUIET_S = 5.0
-"""Part of that wait before the user is told."""
+"""Part of that wait before a note."""
 LONGEST_QUEUE = 1000
 """Longest queue of calls; a tracker with a longer one is dropped."""
 
@@ -145,7 +145,7 @@ class BackgroundTracker:
 
 
 class OwnTracker:
-    """Calls a user's tracker, and tells the line where it fails."""
+    """Calls a user's tracker; a failure names its line."""
 
     def __init__(self, place: str, args: Mapping[str, object], folder: Path | None) -> None:
         """Import the class at `place`, for which `folder` is searched, and make an instance.

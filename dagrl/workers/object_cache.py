@@ -2,7 +2,7 @@
 
 An engine's worker keeps the objects that it reads, and its own outputs, until their step is committed: an update reads
 what the log-probs of its rows were computed from. Messages name such objects by key, because the worker asks the driver
-about each ref in a message, and opening an object takes longer than taking rows out of it. Cached objects are views of
+about each ref in a message, and opening an object takes longer than selecting rows of it. Cached objects are views of
 Ray's object store, so the cache takes no extra memory.
 """
 

@@ -3,8 +3,8 @@
 Ray passes bytes and refs through as they are. It would serialize each message for each rank, in Python. A batch in a
 message leaves its worker as a separate object, and the receiver finds the ref in its place.
 
-The sender may run in another environment: the first byte of a message is the version of the protocol, and messages are
-made of dagrl's, its backends', numpy's and Python's own classes.
+The sender may run in another environment: the first byte of a message is the version of the protocol, and messages
+contain classes of dagrl, its backends, numpy and Python only.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Worker:
     def stream_task(self, data: bytes, refs: list[ray.ObjectRef]) -> Iterator[Batch | bytes | None]:
         """`stream`: pairs of columns (or None) and the message that names them.
 
-        If the worker dies between the two, the driver never hears of the columns.
+        If the worker dies between the two, the driver does not receive the columns.
         """
         for message in self.stream(deserialize(data, refs)):
             data, batches = serialize(message)
@@ -142,9 +142,9 @@ class Worker:
         return WorkerInfo(socket.gethostname(), address, port, os.getpid(), gpus, machine, name)
 
     def preload(self, pipeline: Pipeline, engine: str) -> None:
-        """Import what `start` needs. Uses no device: other engines may be measuring the memory of theirs."""
+        """Import what `start` needs. Uses no device, because other engines may be measuring their memory."""
         section = pipeline.engines[engine]
-        # Thousands of modules stay: to scan them again and again takes a fifth of the time of the imports.
+        # Scanning thousands of new modules again and again takes a fifth of the time of the imports.
         gc.disable()
         try:
             backend_of(section).preload(section)

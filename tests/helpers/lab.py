@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from dagrl.tracking.account import ENDS, accounts
+from dagrl.tracking.metrics_file import ENDS, accounts
 
 RUN_TIMEOUT_S = 600
 _MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/", "run/", "samples/lost", "tokens/lost")

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from dagrl.tracking.account import accounts
+from dagrl.tracking.metrics_file import accounts
 
 pytestmark = pytest.mark.slow
 

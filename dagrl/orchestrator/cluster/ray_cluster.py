@@ -203,7 +203,7 @@ def _keep_private(token: Path) -> None:
     try:
         handle = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        with suppress(PermissionError):  # another user's, whom it is left to
+        with suppress(PermissionError):  # another user's file
             if token.stat().st_mode & 0o077:
                 token.chmod(0o600)
     else:

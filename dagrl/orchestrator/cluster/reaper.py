@@ -108,7 +108,7 @@ def end_all_in(folder: str, processes: list[str]) -> None:
         # Processes that Ray started later name the folder on their command line. Its agents rename themselves, and lose
         # their parent if that dies first, but have their logs open.
         known = [*processes, *started_with(folder), *writing_in(folder)]
-        # The number of a process that has ended may be another's by now, whose descendants are none of ours.
+        # A process id may have been reused since: then its descendants are not Ray's.
         alive = [pid for name in known if identity(pid := int(name.partition(":")[0])) == name]
         children = [identity(child) for pid in alive for child in descendants(pid)]
         end([*known, *filter(None, children)])

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dagrl.log_ends import ends_of
 from dagrl.orchestrator.cluster import reaper
+from dagrl.workers.errors import RayLostError, RunError
 from dagrl.workers.listener import listen
 
 RAY_VARIABLES = {
@@ -138,13 +141,11 @@ _NO_PORT = -1
 def quick_start() -> Iterator[None]:
     """Within the context, Ray starts on this machine alone, without autoscaler, log monitor and dashboard.
 
-    All of its ports are on the loopback interface: `ray.init` has no option for that, and replaces 127.0.0.1 by the
-    machine's address, so that other machines could reach them.
+    This saves two seconds of CPU time, and `ray.init` has options for none of it:
 
-    Less to start saves two seconds of CPU time. `ray start` has switches for some; `ray.init` does not pass them on.
-
-    Ray's raylet waits for the ports of two agents that it starts, and ends after 15 seconds, for which there is no
-    option: a busy machine takes longer to import them. Here it is told the ports, and waits for neither.
+    - All ports are on the loopback interface. `ray.init` replaces 127.0.0.1 by the machine's address.
+    - The raylet gets the ports of its two agents. Otherwise it waits for them, and ends after 15 seconds; a busy machine
+      takes longer to import them.
     """
     from ray import _raylet
     from ray._private import node, parameter, ray_constants, services
@@ -175,3 +176,66 @@ def _free_port() -> int:
     with listen("127.0.0.1") as free:
         port: int = free.getsockname()[1]
         return port
+
+
+_WATCH_S = 1.0
+_LOG_LINES = 100
+"""Last lines of the process's logs that go with the error."""
+
+
+@asynccontextmanager
+async def while_ray_lives() -> AsyncIterator[None]:
+    """Within the context, raise RayLostError if a process ends that this run's own Ray has started on this machine.
+
+    That is the cause of any other failure, too.
+    """
+    main = asyncio.current_task()
+    assert main is not None
+    lost: RayLostError | None = None
+
+    async def watch() -> None:
+        nonlocal lost
+        while (lost := ended_process()) is None:
+            await asyncio.sleep(_WATCH_S)
+        main.cancel()
+
+    watcher = asyncio.get_running_loop().create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if lost is None:
+            raise
+        main.uncancel()
+        raise lost from None
+    except RunError as error:
+        if (cause := ended_process()) is not None:
+            raise cause from error
+        raise
+    finally:
+        watcher.cancel()
+
+
+def ended_process() -> RayLostError | None:
+    """The error for a process of Ray that has ended, if there is one. Ray that was joined has none here."""
+    from ray._private import worker
+
+    node = worker._global_node
+    for name, started in node.all_processes.items() if node else ():
+        for server in started:
+            if (code := server.process.poll()) is not None:
+                what = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+                return RayLostError(
+                    f"the process {what}",
+                    worker=f"Ray's {name} (pid {server.process.pid})",
+                    hint="was it killed, or out of memory (see `dmesg`)? `dagrl run` goes on from the last checkpoint",
+                    details=_ends_of_logs(Path(node.get_logs_dir_path()), name),
+                )
+    return None
+
+
+def _ends_of_logs(logs: Path, name: str) -> str:
+    words = []
+    for log in sorted(logs.glob(f"{name}.*")):
+        if lines := log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:
+            words += [f"{log.name}:", *lines]
+    return "\n".join(words)

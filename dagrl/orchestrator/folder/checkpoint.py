@@ -76,7 +76,7 @@ class RunState:
     """Node with baselines of roles -> role -> its baseline."""
 
     def finishes(self, run: RunSpec, rows: int) -> bool:
-        """Whether nothing is left of a run, with so many prompts in the training file."""
+        """Whether the run is finished. `rows`: prompts of the training file."""
         end = run.end_position(rows)
         return self.step >= run.steps or (end is not None and self.order.get("passed", 0) >= end)
 

@@ -41,7 +41,7 @@ class RunFolder:
     """How the pipeline differs from that of the run that is resumed."""
 
     hide: Callable[[str], str] = hide_secrets
-    """Takes the secrets of the pipeline out of a text."""
+    """Removes the secrets of the pipeline from a text."""
 
     @property
     def start(self) -> RunState:
@@ -98,7 +98,7 @@ def open_run_folder(
             # Another process may have started a run here in the meantime.
             checkpoint, earlier = examine(path, pipeline, resolved, again=again)
         if alone and earlier:
-            # What the folder's run goes on with stays as it is.
+            # The folder's own run continues with these files.
             yield RunFolder(
                 path, _checkpoints(path, pipeline), checkpoint.state, checkpoint.folder, tuple(checkpoint.torn.values())
             )

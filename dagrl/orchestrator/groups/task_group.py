@@ -69,7 +69,7 @@ async def run_in_daemon_thread[**P, Result](function: Callable[P, Result], *args
     For calls that may never return, such as on a network file system that hangs.
     """
     future: concurrent.futures.Future[Result] = concurrent.futures.Future()
-    # It cannot be cancelled any more: the thread goes on when the coroutine is.
+    # The thread continues when the coroutine is cancelled.
     future.set_running_or_notify_cancel()
 
     def work() -> None:

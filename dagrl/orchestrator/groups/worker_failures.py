@@ -67,7 +67,7 @@ class WorkerFailures:
         """The event for a failure that has ended a command. None if another command of the executor reports it.
 
         Raises the failure if the run cannot continue without these workers, or if the restart budget is spent. All
-        other commands on the executor end first, so that no event of theirs follows.
+        other commands on the executor end first, so that none of them reports an event later.
         """
         executors = {worker.executor for worker in failure.lost}
         if len(executors) != 1 or not self._plan.restarts(*executors):

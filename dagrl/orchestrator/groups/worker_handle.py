@@ -211,7 +211,7 @@ class WorkerHandle:
             if isinstance(cause, EngineLostError):
                 return WorkerLostError(text, **about, lost=(self.id,))
             if isinstance(cause, PeerError | ObjectTimeoutError | ray.exceptions.RayError):
-                # This worker is fine. Another one failed and has its own error. Ray's text goes on for paragraphs.
+                # Another worker failed, and has its own error. Ray's text has several paragraphs.
                 return WorkerLostError(_first_sentence(text), **about)
             return RunError(text, **about)
         if isinstance(error, ray.exceptions.RayActorError):

@@ -10,15 +10,14 @@ from statistics import median
 from dagrl.data.stats import Stat
 
 _SPIKE = 5.0
-"""A gradient norm is a spike above so many medians of those before it."""
+"""A gradient norm above this multiple of the median of its history is a spike."""
 _HISTORY, _LEAST_HISTORY = 20, 5
 
 
 class Ring:
     """Segments of `keep_last` steps, which are replayed from the state before their first step.
 
-    Two segments are kept, so that the last `keep_last` steps can be replayed at any time; a step is never replayed from
-    a state that is older than `keep_last` steps.
+    Two segments are kept, so that the last `keep_last` steps can be replayed at any time.
     """
 
     def __init__(self, keep_last: int, earlier: Iterable[int] = (), kept: Iterable[int] = ()) -> None:
@@ -36,7 +35,7 @@ class Ring:
         return sorted(self._kept)
 
     def begin(self, step: int) -> bool:
-        """A step begins, or goes on. Returns whether it is the first one of its segment, and needs a state."""
+        """A step begins, or continues. Returns whether it is the first one of its segment, which needs a state."""
         if not self._has_begun or step >= self._firsts[-1] + self._length:
             self._has_begun = True
             if step not in self._firsts:

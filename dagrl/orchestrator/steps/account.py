@@ -18,7 +18,7 @@ import numpy as np
 from dagrl.config.schema import MixNode, Pipeline
 from dagrl.graph.dag import EXPERIENCE_NODE
 from dagrl.scheduler.plan import Plan, PlannedTask, Rows
-from dagrl.tracking.account import ENDS
+from dagrl.tracking.metrics_file import ENDS
 from dagrl.workers.messages import Block
 
 _CARRIED = ("carried_in", "carried_out")
@@ -129,7 +129,7 @@ class _Samples:
         return ids // self._per_group
 
     def carry_in(self, group: int, tokens: Sequence[int]) -> None:
-        """Take over a group's samples of an earlier step, which has left them with so many `tokens`; -1: none."""
+        """Take over a group's samples of an earlier step. `tokens` of each; -1: none."""
         ids = self._ids([group])
         self._live[ids] = tokens
         self._table["carried_in"][ids] = self._live[ids] >= 0
@@ -161,7 +161,7 @@ class _Samples:
         table["held"][ids] = total("held") if "held" in counts else self._live[ids]
 
     def lose(self, rows: np.ndarray, tokens: int) -> None:
-        """Samples that a lost server has not reported have failed; it had sampled so many `tokens` for these rows."""
+        """Samples that a lost server has not reported have failed. `tokens`: those that it has sampled for these rows."""
         ids = np.unique(rows // self.facts.rows_per_sample)
         if not len(ids):
             return

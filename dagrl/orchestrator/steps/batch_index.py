@@ -140,7 +140,7 @@ class BatchIndex:
     def expect(self, task: str, choose: int | None = None) -> None:
         """A task will add its rows group by group, in any order: see `arrived`.
 
-        With `choose`, the first so many groups that arrive are the batch, and fill its shards in that order. Then no
+        With `choose`, the first `choose` groups that arrive are the batch, and fill its shards in that order. Then no
         other task may add its rows this way.
         """
         assert self._chosen is None or task in self._missing, "another task has chosen the batch"

@@ -40,7 +40,7 @@ class KlControl:
             name: dict(enumerate(self._first(spec, kept.get(name, ())), first_step))
             for name, spec in self._specs.items()
         }
-        """Node -> step -> weight, as far as known."""
+        """Node -> step -> weight, for the steps whose weight is known."""
         self._measured: dict[tuple[str, int], dict[tuple[int, ...], Stat]] = {}
         """Node and step -> shards -> statistic."""
 

@@ -15,7 +15,7 @@ from dagrl.redact import hide_secrets, without_secrets
 from dagrl.reporting.run_data.run_reader import RunReader, config_of
 from dagrl.reporting.run_data.sample_view import sample_steps
 from dagrl.reporting.run_pipeline import RunPipeline
-from dagrl.tracking.account import accounts
+from dagrl.tracking.metrics_file import accounts
 from dagrl.tracking.run_file import best_checkpoint, run_text
 from dagrl.tracking.run_notes import run_notes
 

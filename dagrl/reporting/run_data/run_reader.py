@@ -21,7 +21,7 @@ from dagrl.tracking.run_file import run_file, run_text
 from dagrl.tracking.timeline import parse_activities
 
 _PAUSE_S, _PAUSE_STEPS = 20.0, 5.0
-"""A pause between two starts of a run is longer than this, and than so many median steps."""
+"""A pause between two starts of a run is longer than this, in seconds and in median steps."""
 
 
 class RunReader:
@@ -231,7 +231,7 @@ _CHUNK = 1 << 24
 
 
 class Tail:
-    """Lines of a file, each once. It begins anew if the file is replaced, or is shorter than before."""
+    """Lines of a file, each once. It starts over if the file is replaced, or is shorter than before."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
@@ -249,13 +249,13 @@ class Tail:
         """
         path = run_file(self._folder, self._name)
         if path is None:
-            self._begin_anew(None)
+            self._start_over(None)
             return []
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             identity = (status.st_dev, status.st_ino)
             if identity != self._identity or status.st_size < self._offset:
-                self._begin_anew(identity)
+                self._start_over(identity)
             file.seek(self._offset)
             lines: list[str] = []
             rest = b""
@@ -270,7 +270,7 @@ class Tail:
             self._offset -= len("]\n")
         return lines
 
-    def _begin_anew(self, identity: tuple[int, int] | None) -> None:
+    def _start_over(self, identity: tuple[int, int] | None) -> None:
         if self._identity is not None:
             self.generation += 1
         self._identity, self._offset = identity, 0

@@ -39,7 +39,7 @@ def sample_view(folder: Path, step: int, *, validation: bool) -> list[dict[str, 
     """The samples, one dictionary each. ValueError or OSError if there is no such file, or it cannot be read.
 
     ``token_count`` is the length of the response, ``versions`` those of the weights that sampled its tokens. Log-probs
-    have four digits. ``asked`` is what tells the prompt from the others: see `_asked`.
+    have four digits. ``asked`` is the part of the prompt that differs from other prompts: see `_asked`.
     """
     import pyarrow.parquet as pq
 

@@ -87,7 +87,7 @@ def idle_times(group: str, spans: Sequence[Activity], window: Interval) -> list[
     """The pauses of a group in a window, in order, each named after one cause; pauses below 1 ms are left out.
 
     `spans` are the activities of all groups that overlap with the window. A group waits for the activity elsewhere
-    that ends last before it goes on. A part of a pause in which that has not begun is named after what runs then.
+    that ends last before the pause does. Earlier parts of a pause are named after the activity that runs then.
     """
     own = [span for span in spans if span.group == group]
     others = [span for span in spans if span.group != group]

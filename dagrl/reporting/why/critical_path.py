@@ -14,7 +14,7 @@ _TOLERANCE_S = 2e-3
 """Clocks of workers and driver differ by less than this."""
 _AT_ONCE_S = 0.02
 _STRAGGLES = 2.0
-"""A last shard straggles if it ends later after the one before it than so many median gaps between shards."""
+"""A last shard straggles if the gap before its end exceeds this multiple of the median gap between shards."""
 _SHORTEST_S = 1e-4
 _MOVES = {
     "sync": "weights travel",

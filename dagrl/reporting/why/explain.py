@@ -208,7 +208,7 @@ def straggler(
 
 
 def _stored(folder: Path, step: int, tokens: float) -> tuple[int, ...]:
-    """Ids of the step's stored samples with so many tokens; none if there is no readable file."""
+    """Ids of the step's stored samples of that length; none if there is no readable file."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq

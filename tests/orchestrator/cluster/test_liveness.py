@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from ray._private import worker
 
-from dagrl.orchestrator.cluster.liveness import while_ray_lives
+from dagrl.orchestrator.cluster.session import while_ray_lives
 from dagrl.workers.errors import RayLostError, RunError
 
 

@@ -16,7 +16,7 @@ from dagrl.ops.work import Carried
 from dagrl.orchestrator.steps.account import RolloutFacts, StepAccount
 from dagrl.orchestrator.steps.prompt_feed import PartialRolloutBuffer
 from dagrl.scheduler.plan import PlannedTask, Rows
-from dagrl.tracking.account import ENDS
+from dagrl.tracking.metrics_file import ENDS
 from dagrl.workers.messages import Block
 
 UPDATE = PlannedTask("update", "update", "update", "policy", Scope.BATCH, Rows.TRAIN, sampled_by="rollout")
