@@ -144,8 +144,8 @@ def quick_start() -> Iterator[None]:
     This saves two seconds of CPU time, and `ray.init` has options for none of it:
 
     - All ports are on the loopback interface. `ray.init` replaces 127.0.0.1 by the machine's address.
-    - The raylet gets the ports of its two agents. Otherwise it waits for them, and ends after 15 seconds; a busy machine
-      takes longer to import them.
+    - The raylet gets the ports of its two agents. Otherwise it waits for them and ends after 15 seconds, and a busy
+      machine takes longer to import them.
     """
     from ray import _raylet
     from ray._private import node, parameter, ray_constants, services

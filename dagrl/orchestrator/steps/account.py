@@ -161,7 +161,7 @@ class _Samples:
         table["held"][ids] = total("held") if "held" in counts else self._live[ids]
 
     def lose(self, rows: np.ndarray, tokens: int) -> None:
-        """Samples that a lost server has not reported have failed. `tokens`: those that it has sampled for these rows."""
+        """Samples that a lost server has not reported have failed. `tokens`: those that it sampled for these rows."""
         ids = np.unique(rows // self.facts.rows_per_sample)
         if not len(ids):
             return
