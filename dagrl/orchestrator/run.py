@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from dagrl.config.loading.loader import LoadedPipeline
-from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.cluster.interrupts import InterruptHandler, signals_as_ctrl_c
 from dagrl.orchestrator.cluster.ray_cluster import cluster
 from dagrl.orchestrator.cluster.session import while_ray_lives
@@ -112,6 +111,10 @@ def _go_on(
 
 def _opened(loaded: LoadedPipeline, folder: RunFolder, verbosity: Verbosity) -> Trackers:
     pipeline = loaded.pipeline
+    # A run that trains nothing keeps the records of all steps.
+    kept = folder.resumed.step if folder.resumed else None
+    if pipeline.run.only_validates:
+        kept = last_step(folder.path / "metrics.jsonl")
     try:
         return open_trackers(
             pipeline.trackers,
@@ -119,20 +122,13 @@ def _opened(loaded: LoadedPipeline, folder: RunFolder, verbosity: Verbosity) -> 
             run_name=pipeline.name,
             config=loaded.resolved,
             total_steps=pipeline.run.steps,
-            resumed_step=_last_kept(folder, pipeline),
+            resumed_step=kept,
             shown_samples=pipeline.run.log_val_generations,
             verbosity=verbosity,
             folder=loaded.folder,
         )
     except (OSError, ValueError) as error:
         raise RunError(str(error)) from error
-
-
-def _last_kept(folder: RunFolder, pipeline: Pipeline) -> int | None:
-    """The last step whose records stay: that of the checkpoint, or all of them where nothing is trained."""
-    if pipeline.run.only_validates:
-        return last_step(folder.path / "metrics.jsonl")
-    return folder.resumed.step if folder.resumed else None
 
 
 async def _train(
@@ -146,6 +142,12 @@ async def _train(
     plan = prepared.plan
     groups = WorkerGroups(plan, prepared.loaded.pipeline)
     driver = Driver(prepared, groups, folder, trackers, restarts, exchange)
+
+    def stop_in_time() -> None:
+        stop_after = prepared.loaded.pipeline.run.stop_after
+        trackers.note(f"run.stop_after: {stop_after} have passed; stopping after this step, with a checkpoint")
+        driver.request_stop()
+
     with InterruptHandler(driver.request_stop, trackers.note) as interrupts:
         try:
             async with while_ray_lives():
@@ -156,7 +158,7 @@ async def _train(
                     interrupts.training = True
                     if stop_at is not None:
                         loop = asyncio.get_running_loop()
-                        loop.call_later(stop_at - time.monotonic(), _stop_in_time, driver)
+                        loop.call_later(stop_at - time.monotonic(), stop_in_time)
                 await driver.train()
         except asyncio.CancelledError as cancelled:
             raise InterruptedRunError from cancelled
@@ -196,9 +198,3 @@ async def _start_workers(
     await groups.launch(setup, resumed_from, trackers.note)
     groups.write_info(folder.path)
     trackers.note(f"{len(prepared.plan.executors)} executors started in {time.time() - began:.0f} s")
-
-
-def _stop_in_time(driver: Driver) -> None:
-    why = f"run.stop_after: {driver.pipeline.run.stop_after} have passed"
-    driver.trackers.note(f"{why}; stopping after this step, with a checkpoint")
-    driver.request_stop()

@@ -40,10 +40,11 @@ def describe_start(
         at = f"validates {f'step {folder_state.state.step}' if folder_state.state else 'the start weights'}"
     elif folder_state.state and folder_state.state.finishes(pipeline.run, sum(checked.train_rows.values())):
         at = f"has finished step {folder_state.state.step}, so that nothing is left to do"
+    address = os.environ.get("RAY_ADDRESS") or running_here()
     parts: list[RenderableType] = [
         "",
         f"run folder {folder}: the run {at}",
-        f"Ray: {_cluster()}",
+        f"Ray: joins the cluster at {address}" if address and address != OWN else "Ray: starts on this machine",
         "",
         "would start",
         table(
@@ -55,11 +56,6 @@ def describe_start(
         "nothing was started or written",
     ]
     return planned, as_text(planned, memory_sections(planned)) + render(parts)
-
-
-def _cluster() -> str:
-    address = os.environ.get("RAY_ADDRESS") or running_here()
-    return f"joins the cluster at {address}" if address and address != OWN else "starts on this machine"
 
 
 def _row(pipeline: Pipeline, executor: Executor) -> list[str]:

@@ -67,7 +67,9 @@ def _blobs(run: RunReader, place: int, entry: dict[str, Any], gpu: str | None) -
     yield blob(f"{place}/plan", plan_view(run, gpu))[0]
     plan = run.plan
     entry["timed"] = []
-    for chunk in batched(_timed_steps(run), _STEPS_OF_CHUNK):
+    share = min(1.0, _MOST_SPANS / max(1, len(run.spans)))
+    timed = spread(run.timed_steps, min(_MOST_TIMED_STEPS, round(len(run.timed_steps) * share)))
+    for chunk in batched(timed, _STEPS_OF_CHUNK):
         entry["timed"].append(chunk)
         yield blob(f"{place}/steps/{chunk[0]}", {step: step_view(run, step, plan) for step in chunk})[0]
     entry["samples"] = {}
@@ -82,12 +84,6 @@ def _blobs(run: RunReader, place: int, entry: dict[str, Any], gpu: str | None) -
                 break
             entry["samples"][kind].insert(0, step)
             yield text
-
-
-def _timed_steps(run: RunReader) -> list[int]:
-    steps = run.timed_steps
-    share = min(1.0, _MOST_SPANS / max(1, len(run.spans)))
-    return spread(steps, min(_MOST_TIMED_STEPS, round(len(steps) * share)))
 
 
 def spread(steps: Sequence[int], count: int) -> list[int]:

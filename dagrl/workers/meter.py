@@ -29,15 +29,6 @@ class UsageCount:
     flops: int | None = None
 
 
-def _peak_flops_per_s(device_name: str) -> float | None:
-    """Dense bfloat16 FLOPs per second of a GPU, by the driver's name for it, for the model FLOPs utilization.
-
-    None if unknown, as for a slice of a GPU (MIG), whose name does not tell its size.
-    """
-    gpu = gpu_of_driver(device_name)
-    return None if gpu is None else gpu.tflops * 1e12
-
-
 class Meter:
     """Measures the runs of one rank. Several may be running, each with its own count."""
 
@@ -45,7 +36,10 @@ class Meter:
         self._pipeline = pipeline
         # If other processes hold the model, synchronizing here would create a CUDA context of half a GiB.
         self._on_gpu = torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 0
-        self._peak = _peak_flops_per_s(torch.cuda.get_device_name()) if self._on_gpu else None
+        # Unknown for a slice of a GPU (MIG), whose name does not tell its size.
+        gpu = gpu_of_driver(torch.cuda.get_device_name()) if self._on_gpu else None
+        self._peak = None if gpu is None else gpu.tflops * 1e12
+        """Dense bfloat16 FLOPs per second, for the model FLOPs utilization."""
         self._costs: dict[str, ModelFlops | None] = {}
 
     def begin(self, work: TaskWork, parts: Sequence[OpInput], *, first: bool = True) -> UsageCount:

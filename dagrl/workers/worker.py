@@ -171,18 +171,14 @@ class Worker:
             from dagrl.workers.profiling import make_profiler
 
             self._profiler = make_profiler(setup)
-            self._engine = make_engine(setup, self._detach_listener(setup))
+            assert self._listener is not None, "start before describe"
+            # The rank at which the others meet: the socket is the engine's from now on.
+            is_meeting_point = self._listener.getsockname() == (setup.master_addr, setup.master_port)
+            self._engine = make_engine(setup, self._listener.detach() if is_meeting_point else None)
             self._meter = Meter(setup.pipeline)
         # Engines collect garbage when they sleep. Scanning the objects that exist now takes half a second.
         gc.collect()
         gc.freeze()
-
-    def _detach_listener(self, setup: StartEngine) -> int | None:
-        """The listening socket, which the engine owns from now on, if this rank is the rendezvous."""
-        assert self._listener is not None, "start before describe"
-        if self._listener.getsockname() != (setup.master_addr, setup.master_port):
-            return None
-        return self._listener.detach()
 
     # -- tasks
 

@@ -158,7 +158,8 @@ def quick_start() -> Iterator[None]:
     def start_ray_processes(self: Any) -> None:
         for name in ports:
             raylet.persist_port(self.get_session_dir_path(), self.node_id, name, _NO_PORT)
-        self._ray_params.runtime_env_agent_port = _free_port()
+        with listen("127.0.0.1") as free:
+            self._ray_params.runtime_env_agent_port = free.getsockname()[1]
         start(self)
 
     parameter.RayParams = partial(parameters, no_monitor=True, include_log_monitor=False)
@@ -170,12 +171,6 @@ def quick_start() -> Iterator[None]:
     finally:
         parameter.RayParams, node.Node.start_ray_processes = parameters, start
         services.start_api_server, ray_constants.ENABLE_RAY_CLUSTER = start_server, remote
-
-
-def _free_port() -> int:
-    with listen("127.0.0.1") as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 _WATCH_S = 1.0

@@ -14,6 +14,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -162,11 +163,12 @@ class Checkpoints:
         best = self._keep_best
         if best is None:
             return None
-        scores = {
-            folder: score.value
-            for _, folder in self._finished()
-            if (score := _score_in(folder)) is not None and score.metric == best.metric
-        }
+        scores = {}
+        for _, folder in self._finished():
+            with suppress(TornCheckpointError):
+                score = _score_of(_fields(folder))
+                if score is not None and score.metric == best.metric:
+                    scores[folder] = score.value
         return (max if best.mode == "max" else min)(scores, key=scores.__getitem__, default=None)
 
     def find(self) -> FoundCheckpoint:
@@ -234,13 +236,6 @@ def _remove(old: Path) -> None:
     aside = old.with_name(f".{old.name}.partial-old")
     shutil.rmtree(aside, ignore_errors=True)
     shutil.rmtree(old.rename(aside), ignore_errors=True)
-
-
-def _score_in(folder: Path) -> Score | None:
-    try:
-        return _score_of(_fields(folder))
-    except TornCheckpointError:
-        return None
 
 
 def _score_of(fields: Mapping[str, Any]) -> Score | None:

@@ -12,7 +12,7 @@ from dagrl.config.errors import PipelineError
 from dagrl.config.loading.yaml_source import read_document
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, FoundCheckpoint
-from dagrl.orchestrator.folder.identity import another_name, another_run, is_same_model, model_identity
+from dagrl.orchestrator.folder.identity import another_run, is_same_model, model_identity
 from dagrl.tracking.metrics_file import kept_lines
 from dagrl.workers.errors import RefusedFolderError
 
@@ -44,8 +44,10 @@ def examine(
             _check_it_is_a_run(path, entries, checkpoints)
         _check_kinds(path, pipeline)
     earlier = _earlier(path) if PIPELINE in entries else {}
-    if earlier and (other := another_name(earlier, resolved)):
-        raise RefusedFolderError(f"{path} holds {other}", hint=_ELSEWHERE)
+    if earlier and earlier.get("name") != (name := resolved.get("name")):
+        raise RefusedFolderError(
+            f"{path} holds the run `{earlier.get('name')}`, and this pipeline's name is `{name}`", hint=_ELSEWHERE
+        )
     wanted = pipeline.run.val_only
     checkpoint = _find(checkpoints) if isinstance(wanted, bool) else _named(path, pipeline, wanted)
     with _reading(path):

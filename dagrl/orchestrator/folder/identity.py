@@ -40,12 +40,6 @@ def is_same_model(saved: str, now: str) -> bool:
     return _CACHED.sub("", saved) == _CACHED.sub("", now)
 
 
-def another_name(earlier: Mapping[str, object], now: Mapping[str, object]) -> str | None:
-    """How the names of two resolved pipelines differ, as the end of a sentence; None if they are equal."""
-    before, after = earlier.get("name"), now.get("name")
-    return None if before == after else f"the run `{before}`, and this pipeline's name is `{after}`"
-
-
 def another_run(earlier: Mapping[str, object], now: Mapping[str, object], *, with_model: bool) -> str | None:
     """Why one resolved pipeline cannot go on with what the other has trained, as the end of a sentence; None if it can.
 

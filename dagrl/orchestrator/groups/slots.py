@@ -41,8 +41,10 @@ class SlotAllocator:
         # Otherwise Ray's control store keeps an event for each call, 39 KB a step, up to 100,000 of them.
         remote = ray.remote(enable_task_events=False)(Worker)
         if executor.group is None:
-            homes = self._host_homes(executor)
-            options = [{"num_cpus": 0, "scheduling_strategy": homes[rank]} for rank in ranks]
+            # CPU workers are spread over all machines. The first one is on the driver's, where the data is.
+            machines = machines_of(ray)
+            homes = [NodeAffinitySchedulingStrategy(machine.id, soft=False) for machine in machines]
+            options = [{"num_cpus": 0, "scheduling_strategy": homes[rank % len(homes)]} for rank in ranks]
         else:
             options = await self._options_on(executor.group, executor, run_dir, threads, ranks)
         actors = []
@@ -79,12 +81,6 @@ class SlotAllocator:
         for placement in self._reserved.values():
             remove_placement_group(placement)
         self._reserved = {}
-
-    def _host_homes(self, executor: Executor) -> list[NodeAffinitySchedulingStrategy]:
-        """CPU workers are spread over all machines. The first one is on the driver's, where the data is."""
-        machines = machines_of(ray)
-        homes = [machines[rank % len(machines)].id for rank in range(executor.ranks)]
-        return [NodeAffinitySchedulingStrategy(home, soft=False) for home in homes]
 
     async def _reserve(self, group: str) -> PlacementGroup:
         """A bundle for each slot, machine by machine, so that neighbouring ranks share a machine."""

@@ -105,10 +105,6 @@ class WorkerGroups:
         ranks = zip(self[executor.name].handles, executor.places, strict=True)
         return [handle for handle, place in ranks if place.primary]
 
-    def any_cpu_worker(self) -> WorkerHandle:
-        """A worker for small calls. It may be busy."""
-        return self[HOST].handles[-1]
-
     # -- start
 
     async def launch(self, setup: StartEngine, resumed_from: Path | None, note: Callable[[str], None]) -> None:

@@ -30,7 +30,6 @@ type ByteCounter = Callable[[int], None]
 """Called with the size of each message to or from a worker."""
 
 _WITHOUT_ROOM = (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)
-NOT_STARTED = WorkerInfo("", "", 0, 0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +39,6 @@ class Timeout:
     seconds: float
     key: str
     """The key of ``run`` that sets it."""
-
-    @property
-    def is_start(self) -> bool:
-        """Whether it bounds a start. A worker that does not start is not restarted: that would take as long."""
-        return self.key == "start_timeout_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +80,6 @@ class WorkerHandle:
         worker: WorkerId,
         actor: ray.actor.ActorHandle,
         timeout: Timeout,
-        info: WorkerInfo = NOT_STARTED,
         cache: CacheView | None = None,
         run_dir: Path | None = None,
     ) -> None:
@@ -95,7 +88,9 @@ class WorkerHandle:
         `run_dir`: the run folder, where the worker records calls of user functions.
         """
         self.id = worker
-        self.actor, self.timeout, self.info, self.cache, self._run_dir = actor, timeout, info, cache, run_dir
+        self.actor, self.timeout, self.cache, self._run_dir = actor, timeout, cache, run_dir
+        self.info = WorkerInfo("", "", 0, 0, ())
+        """Empty until the worker has started."""
         self.last_heard = float("-inf")
         """Time, by the loop's clock, of the last heartbeat or the last end of a task."""
 
@@ -182,7 +177,8 @@ class WorkerHandle:
     def _timeout_error(self, timeout: Timeout, waits_for: str, node: str) -> RunError:
         cause = f"waited {timeout.seconds:g} s for {waits_for}, from {self.location}{self._called('which calls')}"
         hint = f"raise run.{timeout.key} if it needs longer"
-        if timeout.is_start:
+        if timeout.key == "start_timeout_s":
+            # A restart would take as long.
             return RunError(cause, node=node, worker=self.location, hint=hint)
         return WorkerHungError(cause, node=node, worker=self.location, hint=hint, lost=(self.id,))
 

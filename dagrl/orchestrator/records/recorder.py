@@ -37,7 +37,7 @@ from dagrl.orchestrator.records.ring import AlarmDetector, Ring
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import NO_INPUTS, OpInputs
 from dagrl.scheduler.commands import Run
-from dagrl.scheduler.plan import Executor, Plan, PlannedTask, Rows, WorkerId
+from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows, WorkerId
 from dagrl.validation.prepare import PreparedPipeline
 from dagrl.weight_sync.protocol import WeightDigests
 from dagrl.workers.errors import RunError
@@ -282,7 +282,7 @@ class Recorder:
             or (columns.ref.binary(), "") not in known
         ]
         if missing:
-            host = self._groups.any_cpu_worker()
+            host = self._groups[HOST].handles[-1]
             what = f"the records of step {step}"
             stored = await host.call(what, Worker.store_columns, self._records.columns_folder, missing)
             for columns, block in zip(missing, stored, strict=True):

@@ -47,7 +47,9 @@ def page(manifest: Mapping[str, object], blobs: Iterable[str] = ()) -> Iterable[
     for style in _STYLES:
         yield f"<style>{_asset(style)}</style>\n"
     yield "</head>\n<body>\n"
-    yield f'<script type="application/json" id="manifest">{_json_in_html(manifest)}</script>\n'
+    # No text in it ends the script element.
+    text = json.dumps(manifest, allow_nan=False).replace("<", "\\u003c")
+    yield f'<script type="application/json" id="manifest">{text}</script>\n'
     yield from blobs
     for script in _SCRIPTS:
         yield f"<script>{_asset(script)}</script>\n"
@@ -75,11 +77,6 @@ def content_security_policy(*, live: bool) -> str:
         f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; connect-src {connect}; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types default"
     )
-
-
-def _json_in_html(value: Any) -> str:
-    """JSON that ends no script element, whatever texts it holds."""
-    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
 
 
 @cache

@@ -62,17 +62,15 @@ def sample_file(folder: Path, step: int, *, validation: bool = False) -> Path | 
 
 def _asked(prompts: list[str]) -> list[str]:
     """The user's last message of each prompt, without the words that all of them begin with; not all of long ones."""
-    texts = [_last_message(prompt) for prompt in prompts]
+    messages = (_USER.split(prompt)[-1] for prompt in prompts)
+    texts = [
+        _MESSAGE_END.split(message)[0].strip() or prompt for message, prompt in zip(messages, prompts, strict=True)
+    ]
     # Whatever the first and the last in alphabetical order begin with, all do.
     first, last = (min(texts), max(texts)) if texts else ("", "")
     same = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
     begin = 0 if first == last else len(same) - len(re.split(r"[\s>\]]", same)[-1])
     return [("…" if begin else "") + text[begin : begin + _LONGEST_ASKED] for text in texts]
-
-
-def _last_message(prompt: str) -> str:
-    *_, message = _USER.split(prompt)
-    return _MESSAGE_END.split(message)[0].strip() or prompt
 
 
 def _shown(row: dict[str, Any]) -> dict[str, object]:

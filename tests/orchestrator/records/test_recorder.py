@@ -17,7 +17,7 @@ from dagrl.orchestrator.records.recorder import Recorder, recorded_tasks
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.placement import make_plan
-from dagrl.scheduler.plan import WorkerId
+from dagrl.scheduler.plan import HOST, WorkerId
 from dagrl.workers.errors import RunError
 from dagrl.workers.messages import Block, ColumnsToStore
 
@@ -61,7 +61,7 @@ class Recorded:
         self.plan = make_plan(loaded.pipeline, build_graph(loaded.pipeline))
         self.host, self.notes, self.records = Host(error), [], Records(folder)
         prepared = SimpleNamespace(loaded=loaded, plan=self.plan)
-        groups = SimpleNamespace(any_cpu_worker=lambda: self.host)
+        groups = {HOST: SimpleNamespace(handles=[self.host])}
         run_folder = SimpleNamespace(path=folder, start=SimpleNamespace(step=0))
         self.recorder = Recorder(prepared, groups, run_folder, self.notes.append)  # type: ignore[arg-type]
 
