@@ -249,8 +249,7 @@ class Trainer(Exchange):
             )
         for path in self._next(self._used[self.run.start.step]):
             if why := self._why_unusable(path):
-                cause, _, hint = why.partition("; ")
-                raise RefusedFolderError(cause, hint=hint)
+                raise RefusedFolderError.of(why)
         if self._interval:
             self.files.note_trainer(self.run.path, ended=False)
             self.files.remove_unpublished_weights()
@@ -295,8 +294,7 @@ class Trainer(Exchange):
                 self.note("all batches of experience are used, and their explorers have ended")
             return False
         if why := await run_in_daemon_thread(self._why_unusable, batch):
-            cause, _, hint = why.partition("; ")
-            raise RunError(cause, hint=hint)
+            raise RunError.of(why)
         number, explorer = _turn_of(batch)
         self._files[step], self._used[step] = batch, {**before, explorer: number}
         return True

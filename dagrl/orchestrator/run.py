@@ -8,22 +8,25 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from dagrl.backends.registry import backend_of
 from dagrl.config.loading.loader import LoadedPipeline
+from dagrl.config.schema import EngineSpec, Pipeline
 from dagrl.orchestrator.cluster.interrupts import InterruptHandler, signals_as_ctrl_c
 from dagrl.orchestrator.cluster.ray_cluster import cluster
 from dagrl.orchestrator.cluster.session import while_ray_lives
 from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.exchange import Exchange, open_exchange
 from dagrl.orchestrator.export import policies
+from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.run_folder import RunFolder, open_run_folder
 from dagrl.orchestrator.groups.worker_failures import RestartPolicy
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.orchestrator.outcome import RunOutcome
-from dagrl.orchestrator.validation_alone import plan_validation
 from dagrl.tracking import Trackers, open_trackers
 from dagrl.tracking.console import Verbosity
 from dagrl.tracking.metrics_file import last_step
-from dagrl.validation.prepare import PreparedPipeline
+from dagrl.validation import CheckedPipeline
+from dagrl.validation.prepare import PreparedPipeline, placed
 from dagrl.workers.errors import InterruptedRunError, RayLostError, RefusedFolderError, RunError, WorkerLostError
 from dagrl.workers.messages import StartEngine
 
@@ -198,3 +201,25 @@ async def _start_workers(
     await groups.launch(setup, resumed_from, trackers.note)
     groups.write_info(folder.path)
     trackers.note(f"{len(prepared.plan.executors)} executors started in {time.time() - began:.0f} s")
+
+
+def plan_validation(checked: CheckedPipeline, validated: RunState | None) -> PreparedPipeline:
+    """The pipeline of a run that validates a checkpoint, or the start weights: None."""
+    pipeline = checked.loaded.pipeline
+    # Records and profiles belong to steps of training.
+    update: dict[str, object] = {"run": pipeline.run.model_copy(update={"record": None}), "profile": None}
+    if validated is None:
+        engines = {name: _on_start_weights(pipeline, name) for name in pipeline.engines}
+        update["engines"] = engines
+    loaded = replace(checked.loaded, pipeline=pipeline.model_copy(update=update))
+    prepared = placed(replace(checked, loaded=loaded))
+    return replace(prepared, plan=replace(prepared.plan, steps=validated.step if validated else 0))
+
+
+def _on_start_weights(pipeline: Pipeline, name: str) -> EngineSpec:
+    """The section of an engine that loads a model's folder itself, if those weights are what it would be sent."""
+    engine = pipeline.engines[name]
+    source = pipeline.engines.get(engine.weights_from or "")
+    if source is None or pipeline.model_of(name).path is None or backend_of(source).start_folder(source):
+        return engine
+    return engine.model_copy(update={"weights_from": None, "model": pipeline.model_of(name)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from dagrl.config.errors import in_one_line
 from dagrl.redact import hide_secrets
 from dagrl.scheduler.plan import WorkerId
@@ -19,6 +21,12 @@ class RunError(Exception):
         """Memory of each engine on shared devices."""
         self.log = ""
         """The log file with the details."""
+
+    @classmethod
+    def of(cls, sentence: str) -> Self:
+        """The error of a sentence with a hint after a semicolon."""
+        cause, _, hint = sentence.partition("; ")
+        return cls(cause, hint=hint)
 
     def lines(self) -> list[str]:
         rows = (

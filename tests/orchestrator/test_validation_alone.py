@@ -7,7 +7,7 @@ import pytest
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.graph.inference import build_graph
 from dagrl.orchestrator.folder.checkpoint import RunState
-from dagrl.orchestrator.validation_alone import plan_validation
+from dagrl.orchestrator.run import plan_validation
 from dagrl.scheduler.plan import HOST
 from dagrl.validation import CheckedPipeline
 

@@ -198,5 +198,4 @@ def _check_metrics(path: Path, checkpoint: FoundCheckpoint) -> None:
     except OSError as error:
         raise RefusedFolderError(f"{metrics} cannot be read: {error.strerror}", hint=_ELSEWHERE) from error
     except ValueError as error:
-        cause, _, hint = str(error).partition("; ")
-        raise RefusedFolderError(cause, hint=hint) from error
+        raise RefusedFolderError.of(str(error)) from error
