@@ -130,7 +130,7 @@ class Explorer(Exchange):
                 f"explorer {self.name} in {self.files.path} is the run {writer}",
                 hint="give this one another number, such as --explorer 2/2, or name another folder with --experience",
             )
-        # Killed between its checkpoint and this.
+        # The explorer may have been killed between its checkpoint and the publication.
         self.files.publish(self.name, self.run.start.step)
         self.files.note_explorer(self.name, self.run.path, ended=False)
 
@@ -266,7 +266,7 @@ class Trainer(Exchange):
                 what = f"{name} to write its weights to {folder}"
                 await groups[name].call_all(what, Worker.publish_weights, str(folder / name))
             self.files.publish_weights(step, self._used[step])
-        # Not before, or explorers would go back to the start weights for a while.
+        # Only now, or explorers would return to the start weights for a while.
         self.files.remove_weights_after(step)
 
     def _policies(self) -> list[str]:
@@ -277,7 +277,7 @@ class Trainer(Exchange):
         before = self._used[step - 1]
 
         def look() -> Path | bool | None:
-            # The oldest one: none waits for a slower explorer, and none becomes older than it has to.
+            # The oldest one, so that no batch waits for a slower explorer or becomes too old.
             if batches := self._next(before):
                 return min(batches, key=lambda path: (path.stat().st_mtime_ns, _turn_of(path)))
             return False if self._is_over(before) else None

@@ -73,7 +73,7 @@ def diff_runs(left: Path, right: Path) -> RunDiff:
         partings += [_in_samples((left, right), sampled), _in_metrics(metrics, steps)]
     if not compared:
         raise ValueError(f"{left} and {right} have no steps in common; nothing can be compared")
-    # The earliest; at the same step what says most, which comes first.
+    # The earliest difference; at the same step the most specific one, which comes first.
     parting = min(filter(None, partings), key=lambda parting: parting.step, default=None)
     trees = [read_document(folder / "pipeline.yaml").tree for folder in (left, right)]
     return RunDiff(parting, changes(*trees), tuple(compared))

@@ -46,7 +46,7 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
         planned = _drawn(comparison.simulated.activities, " (planned)", begin)
         write_trace(trace, [*planned, *_drawn(comparison.actual, " (actual)")])
     except OSError as error:
-        # The folder may be another user's: the tables are still of use.
+        # The folder may be another user's. The tables do not need it.
         drawn = f"no trace: {error}"
     nodes = ([node.name, node.executor, *_compared(node.planned, node.actual)] for node in comparison.nodes())
     groups = (

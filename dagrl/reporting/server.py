@@ -44,7 +44,7 @@ class Runs:
         self._folders = folders
         self._gpu = gpu
         self._readers: dict[Path, RunReader] = {}
-        # A reader is not made for several threads. Each has a lock of its own, so that a slow run holds up no other.
+        # A reader is not thread-safe. Each has its own lock, so that a slow run does not delay others.
         self._reading: dict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         for folder in folders:

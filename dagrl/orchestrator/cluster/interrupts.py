@@ -32,7 +32,7 @@ def signals_as_ctrl_c() -> Iterator[None]:
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         handlers[signal.SIGHUP] = raise_interrupt
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        # A shell starts background jobs so. Signals to this process alone must work.
+        # A shell ignores SIGINT for background jobs. Signals to this process alone must work.
         handlers[signal.SIGINT] = signal.default_int_handler
     with _handled(handlers):
         yield

@@ -140,8 +140,8 @@ def _started(ray: ModuleType, pipeline: Pipeline, logs: Path, note: Callable[[st
                 try:
                     _start(ray, slots, folder)
                 except Exception as error:
-                    # Ray has no exception type for processes that do not start in time, half a minute. What it has read
-                    # from the disk is in memory the next time.
+                    # Ray has no exception type for processes that do not start within half a minute. The second start
+                    # finds their files in memory.
                     if not again:
                         raise WorkerLostError(
                             f"Ray did not start on this machine, twice: {error}",

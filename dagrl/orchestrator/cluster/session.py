@@ -25,8 +25,7 @@ RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # CPU workers must not see the GPUs of their machine.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-    # Larger results of workers go into the object store, not through the driver. Ray's default is too large for most
-    # columns.
+    # Results of workers go into the object store, not through the driver. Most columns are below Ray's default.
     "RAY_max_direct_call_object_size": "8192",
     # By default Ray's processes log their counters each minute, 115 MB a day. With -1 the control store prints them
     # without a pause.
@@ -35,7 +34,7 @@ RAY_VARIABLES = {
     "RAY_agent_register_timeout_ms": "120000",
     # A worker's process begins when it is asked for. By default Ray also starts one for each core.
     "RAY_prestart_worker_first_driver": "0",
-    # Ray's default is 15: beside any other busy process the workers, which do all of the work, would hardly run.
+    # Ray's default is 15, which starves the workers beside any other busy process.
     "RAY_worker_niceness": "0",
 }
 """Defaults for the environment of Ray's processes."""

@@ -137,7 +137,7 @@ class Checkpoints:
             file.flush()
             os.fsync(file.fileno())
         final = self.of_step(state.step)
-        # A checkpoint of this step from before a resume is in the way. It stays until the new one is in place.
+        # A checkpoint of this step from before a resume stays until the new one is in place.
         former = final.with_name(f".{final.name}.partial-former")
         if final.exists():
             final.rename(former)

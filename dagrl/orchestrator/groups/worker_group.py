@@ -209,7 +209,7 @@ class WorkerGroups:
     async def start_again(self, name: str, ranks: Sequence[int]) -> None:
         """Put new workers on the slots of these ranks. Raises RunError."""
         assert self._setup is not None, "start_again before launch"
-        # Some may run: from a restart that failed.
+        # Some may run, after a failed restart.
         self.kill_ranks(name, ranks)
         executor = self._plan.executors[name]
         placed = await self._place(executor, ranks)

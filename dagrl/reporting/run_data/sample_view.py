@@ -66,7 +66,7 @@ def _asked(prompts: list[str]) -> list[str]:
     texts = [
         _MESSAGE_END.split(message)[0].strip() or prompt for message, prompt in zip(messages, prompts, strict=True)
     ]
-    # Whatever the first and the last in alphabetical order begin with, all do.
+    # The common prefix of the first and the last text in alphabetical order is that of all.
     first, last = (min(texts), max(texts)) if texts else ("", "")
     same = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
     begin = 0 if first == last else len(same) - len(re.split(r"[\s>\]]", same)[-1])

@@ -61,7 +61,7 @@ def critical_path(spans: Sequence[Activity], window: Interval, plan: Plan) -> li
             break
         last = max(before, key=lambda span: (span.end, span.end - span.start))
         if last.end > now + _TOLERANCE_S:
-            # The rollout was called before its weights had come.
+            # The rollout was called before its weights arrived.
             while path and path[-1].end <= last.end:
                 path.pop()
             if path:
@@ -104,7 +104,7 @@ def _precedes(span: Activity, later: Activity, needs: Mapping[str, frozenset[str
     """Whether `later` may have waited for `span`: its inputs, or the same workers or GPUs."""
     same = span.executor == later.executor
     if same and span.group == HOST:
-        # Any of the host's processes takes a task: one that was free at once has not been waited for.
+        # Any of the host's processes takes a task; a process that was free caused no wait.
         same = later.start - span.end < _AT_ONCE_S
     moved = span.group == later.group != HOST and span.name in _MOVES
     return same or moved or span.name in needs.get(later.name, ())
