@@ -138,7 +138,7 @@ def test_an_internal_error_is_raised_in_the_driver(recorder: Recorder, tmp_path:
         tracker.close(ok=True)
 
 
-def test_closing_what_never_started_is_harmless(recorder: Recorder) -> None:
+def test_closing_a_tracker_that_never_started_is_harmless(recorder: Recorder) -> None:
     BackgroundTracker("mlflow", recorder, lambda note: None).close(ok=False)
     assert recorder.calls == []
 

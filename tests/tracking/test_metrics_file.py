@@ -54,7 +54,7 @@ def test_resuming_cuts_later_steps(tmp_path, resumed_step, kept):
     tracker.close(ok=True)
 
 
-def test_what_removed_steps_had_generated_is_lost_and_not_forgotten(tmp_path):
+def test_samples_of_removed_steps_are_counted_as_lost(tmp_path):
     def start(resumed: int | None) -> MetricsFile:
         tracker = MetricsFile()
         tracker.start(tmp_path, {}, resumed)

@@ -174,7 +174,7 @@ def said(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_users_own_tracker_gets_what_the_others_get(tmp_path):
+def test_a_users_tracker_gets_the_same_calls_as_others(tmp_path):
     (tmp_path / "own_trackers.py").write_text(OWN)
     run = tmp_path / "run"
     (run / "samples").mkdir(parents=True)

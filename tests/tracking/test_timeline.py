@@ -38,7 +38,7 @@ def test_it_is_valid_json_after_every_write(tmp_path, timeline):
         assert len(complete_events(tmp_path)) == count
 
 
-def test_an_event_says_when_what_and_where(tmp_path, timeline):
+def test_an_event_has_time_name_and_worker(tmp_path, timeline):
     worker = WorkerId("host", 0)
     timeline.extend([Activity("reward", "node", 1763690000.25, 1763690001.0, 3, 1, "rollout", worker)])
     (event,) = complete_events(tmp_path)

@@ -112,7 +112,7 @@ def test_a_server_that_is_not_there_means_offline(tmp_path, monkeypatch):
     assert service() == []
 
 
-def test_closing_what_never_started_is_harmless():
+def test_closing_a_tracker_that_never_started_is_harmless():
     notes = []
     Wandb("tiny", notes.append, TrackerSpec(tracker="wandb")).close(ok=False)
     assert notes == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagrl.workers.errors import RunError
 
 
-def test_a_failure_says_where_who_why_and_what_to_do() -> None:
+def test_a_failure_names_node_worker_cause_and_hint() -> None:
     error = RunError("it broke", node="reward (step 3)", worker="host/0", hint="mend it", details="Traceback ...")
     error.log = "run/logs/failure.txt"
     assert error.lines() == [

@@ -85,14 +85,14 @@ def test_a_rank_without_rows_reports_zero(pipeline) -> None:
     assert (usage.tokens, usage.flops) == (0, 0)
 
 
-def test_a_value_head_is_cheaper_and_a_reward_head_sees_one_position_a_row(pipeline) -> None:
+def test_a_value_head_is_cheaper_and_a_reward_head_computes_one_position_a_row(pipeline) -> None:
     body = FORWARD - PER_PREDICTION * 8
     for head, positions in (("value", 8), ("reward", 3)):
         (usage,) = usages(pipeline(head), "old", rows(0, 1, 2))
         assert usage.flops == body + 2 * 32 * positions
 
 
-def test_a_rollout_counts_what_it_samples_and_no_operations(pipeline) -> None:
+def test_a_rollout_counts_sampled_tokens_and_no_operations(pipeline) -> None:
     meter = Meter(pipeline())
     first, second = (meter.begin(work_of("rollout"), []) for _ in range(2))
     # Shares of a run are under way at once.

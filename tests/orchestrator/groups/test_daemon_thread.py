@@ -12,7 +12,7 @@ import pytest
 from dagrl.orchestrator.groups.task_group import run_in_daemon_thread
 
 
-def test_it_returns_what_the_function_does_from_another_thread() -> None:
+def test_it_returns_the_result_of_another_thread() -> None:
     def where(number: int) -> tuple[int, int]:
         return number + 1, threading.get_ident()
 
@@ -21,7 +21,7 @@ def test_it_returns_what_the_function_does_from_another_thread() -> None:
     assert thread != threading.get_ident()
 
 
-def test_it_raises_what_the_function_does() -> None:
+def test_it_raises_the_exception_of_the_function() -> None:
     def fails() -> None:
         raise OSError("no disk")
 

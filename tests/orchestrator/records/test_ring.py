@@ -43,7 +43,7 @@ def test_a_remarkable_step_and_the_one_before_it_stay(keep_last: int, remarkable
 
 
 @given(st.integers(1, 5), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 40))
-def test_a_run_that_continues_drops_what_it_had_before(keep_last: int, lives: list[int], remarkable: int) -> None:
+def test_a_resumed_run_drops_its_earlier_segments(keep_last: int, lives: list[int], remarkable: int) -> None:
     firsts: set[int] = set()
     kept: list[int] = []
     step = 0

@@ -141,7 +141,7 @@ def test_a_response_that_begins_again_is_another_sample(outdated: int, end: str)
     assert ends(step, 0) == {"generated": (2, 6), "carried_in": (1, 5), "trained": (2, 6), end: (1, 5)}
 
 
-def test_what_a_lost_server_had_sampled_has_failed() -> None:
+def test_samples_of_a_lost_server_have_failed() -> None:
     step = account()
     rollout = step.rollout("rollout")
     add(step, [4, 5], sampled=[3, 3], finished=False)
