@@ -14,7 +14,7 @@ def usual(steps: int, *, save_every: int, pause_after: int = 0) -> list[int]:
     numbers = list(range(1, steps + 1))
     run: Any = SimpleNamespace(
         pauses=lambda: [(pause_after, 9.0)] if pause_after else [],
-        steps=[{"step": number} for number in numbers],
+        by_step=dict.fromkeys(numbers),
         timed_steps=numbers,
     )
     plan: Any = SimpleNamespace(validates=lambda step: False, saves=lambda step: step % save_every == 0)
