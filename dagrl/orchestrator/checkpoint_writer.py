@@ -47,7 +47,6 @@ class CheckpointWriter:
         self._draw, self._report = draw, report
         self._lock = asyncio.Lock()
         self._folders: dict[int, Path] = {}
-        """Step -> temporary folder of its checkpoint."""
         self._writing: asyncio.Task[None] | None = None
 
     async def save(self, save: Save) -> None:

@@ -94,7 +94,6 @@ class RolloutController:
         self._stopped = False
         self._attempt, self._weights = 0, weights
         self._first_chunk = 0
-        """Index of this attempt's first chunk."""
         self._losses: list[WorkerLostError] = []
         self._account = reports.record.account.rollout(task.node) if self._training else None
         for group, prompt in self._groups_of(carried):

@@ -17,7 +17,6 @@ from dagrl.tracking.run_file import best_checkpoint
 from dagrl.tracking.run_notes import run_notes
 
 _MOST_IN_A_LINE = 4
-"""Number of metrics in a line."""
 _COUNTED = {
     "staleness/masked": "samples masked as too old",
     "data/dropped_prompts": "prompts dropped as too long, they or their responses, each once",

@@ -49,7 +49,6 @@ class Trackers:
         self._console = console
         self._samples, self._shown = samples, shown
         self.timeline = timeline
-        """Records which worker ran what and when."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record a step in all trackers, in metrics.jsonl first. Raises OSError if a file cannot be written."""

@@ -28,7 +28,6 @@ QUIET_S = 10.0
 STEPS_PER_HEADING = 20
 """Rows between two lines of headings in a terminal."""
 _WIDTH = 7
-"""Minimum width of a column in characters."""
 
 COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("reward", ("reward/mean",), "{:.3f}".format),
@@ -117,7 +116,6 @@ class Console:
         self._is_verbose = verbosity is Verbosity.VERBOSE
         self._total_steps = total_steps
         self._headings: list[str] = []
-        """Columns of the table in order."""
         self._rows = 0
         """Steps since the last line of headings."""
         self._is_stale = False

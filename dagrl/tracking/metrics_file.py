@@ -24,7 +24,6 @@ class MetricsFile:
         self._path = Path()
         self._file: TextIO | None = None
         self._last = -1
-        """Step of the last line."""
 
     def start(self, run_dir: Path, config: Mapping[str, object], resumed_step: int | None) -> None:
         """Remove lines after `resumed_step` and a torn last line, then open for appending.

@@ -15,7 +15,6 @@ from dagrl.tracking.base import naming
 from dagrl.workers.errors import RunError
 
 FOLDER = "profile"
-"""In the run folder."""
 _NSYS_OPTIONS = (
     "--trace=cuda,nvtx",
     "--sample=none",

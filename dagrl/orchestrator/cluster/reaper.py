@@ -20,7 +20,6 @@ from pathlib import Path
 CLEAN = "clean"
 """The driver's last line if nothing is left to do."""
 EPITAPH = "dagrl run: the driver was killed; `dagrl run` with its folder goes on from the last checkpoint"
-"""Printed if the driver was killed."""
 _LOST = (
     "dagrl run: Ray's {} was killed or ran out of memory (see `dmesg`), and Ray ended the driver; `dagrl run` with its "
     "folder goes on from the last checkpoint"

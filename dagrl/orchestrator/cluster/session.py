@@ -37,7 +37,6 @@ RAY_VARIABLES = {
     # Ray's default is 15, which starves the workers beside any other busy process.
     "RAY_worker_niceness": "0",
 }
-"""Defaults for the environment of Ray's processes."""
 _OBJECT_STORE_BYTES = 2 * 2**30
 _LONGEST_TEMPORARY_FOLDER = 25
 _SHARED_MEMORY = Path("/dev/shm")

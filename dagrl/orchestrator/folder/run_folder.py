@@ -33,7 +33,6 @@ class RunFolder:
     path: Path
     checkpoints: Checkpoints
     resumed: RunState | None
-    """The state to resume from."""
     resumed_from: Path | None
     torn: tuple[str, ...] = ()
     """Faults of newer torn checkpoints, and their new names."""

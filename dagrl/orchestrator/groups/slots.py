@@ -30,7 +30,6 @@ class SlotAllocator:
     def __init__(self, plan: Plan, pipeline: Pipeline) -> None:
         self._plan, self._pipeline = plan, pipeline
         self._reserved: dict[str, PlacementGroup] = {}
-        """Group -> placement group."""
         self._homes: dict[str, list[str]] | None = None
         """Group -> Ray node ids of its machines, once known."""
 

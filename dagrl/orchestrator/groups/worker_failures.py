@@ -21,7 +21,6 @@ class RestartPolicy:
     def __init__(self, max_restarts: int) -> None:
         self._max = max_restarts
         self.count = 0
-        """Restarts so far."""
         self._refused: WorkerLostError | None = None
         self.has_run = False
         """Whether all workers have started once. A failure before that would repeat itself."""

@@ -45,7 +45,6 @@ from dagrl.workers.messages import Block, ColumnsToStore
 from dagrl.workers.worker import Worker
 
 _DRAIN_S = 60.0
-"""Longest wait for the records of a run that has failed."""
 
 
 @dataclass(slots=True)
@@ -80,7 +79,6 @@ class Recorder:
         """Step -> runs that have started."""
         self._open: dict[tuple[int, str], NodeRecord] = {}
         self._saved: set[tuple[int, str]] = set()
-        """Steps and engines whose state has been saved."""
         self._stored: dict[int, dict[tuple[bytes, str], str]] = {}
         """Step -> object and column (empty: the row ids) -> its name in the store."""
         self._jobs: asyncio.Queue[Awaitable[None]] = asyncio.Queue()

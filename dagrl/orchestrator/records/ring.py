@@ -26,7 +26,6 @@ class Ring:
         """
         self._length = keep_last
         self._firsts = sorted(earlier)
-        """The first steps of the segments, ascending."""
         self._kept = set(kept)
         self._has_begun = False
 

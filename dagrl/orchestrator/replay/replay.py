@@ -59,7 +59,6 @@ class ReplayOutcome:
     failure: RunError | None = None
     """How a node failed, now."""
     failed: str = ""
-    """The node that failed."""
 
     def add(self, node: str, *what: str) -> None:
         known = self.compared.setdefault(node, [])

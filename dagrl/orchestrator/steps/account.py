@@ -36,7 +36,6 @@ class RolloutFacts:
     """Facts about the samples of a rollout, from the pipeline."""
 
     prefix: str = ""
-    """Prefix of its metrics."""
     rows_per_sample: int = 1
     trained: bool = True
     """Whether a node trains on its samples."""

@@ -34,11 +34,9 @@ class RunReader:
         self.spans: list[Activity] = []
         """In the order of their starts."""
         self.torn = 0
-        """Number of unreadable lines in metrics.jsonl."""
         self._metrics = Tail(folder, "metrics.jsonl")
         self._timeline = Tail(folder, "timeline.json")
         self.groups: list[str] = []
-        """Groups that have run anything."""
         self._of_step: dict[int, list[Activity]] = defaultdict(list)
         self._starts: list[float] = []
         self._longest = 0.0
