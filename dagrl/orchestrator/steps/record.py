@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dagrl.config.schema import Pipeline
@@ -39,35 +39,22 @@ def _details(name: str) -> tuple[str, ...] | None:
     return next((_DETAILS[ending] for ending in endings if ending in _DETAILS), None)
 
 
-@dataclass(slots=True)
-class TaskUsage:
-    """Time that all runs of one task in a step have used of its ranks."""
-
-    ranks: int = 0
-    """Ranks of the task's engine, idle ones included."""
-    _spans: list[Interval] = field(default_factory=list)
-    _usages: list[Usage] = field(default_factory=list)
-
-    def add(self, span: Interval, usage: Usage) -> None:
-        self._spans.append(span)
-        self._usages.append(usage)
-
-    def metrics(self, task: str) -> dict[str, float]:
-        """Metrics of the task. What is unknown on any rank is left out."""
-        rank_seconds = busy_seconds(self._spans) * self.ranks
-        if rank_seconds <= 0:
-            return {}
-        tokens = sum(usage.tokens for usage in self._usages)
-        metrics = {f"throughput/{task}_tokens_per_s_per_gpu": tokens / rank_seconds}
-        flops = [usage.flops for usage in self._usages if usage.flops is not None]
-        peaks = [usage.peak_flops_per_s for usage in self._usages if usage.peak_flops_per_s is not None]
-        if len(flops) == len(peaks) == len(self._usages):
-            # A group has GPUs of one kind. If not, the best one gives the honest MFU.
-            metrics[f"mfu/{task}"] = sum(flops) / (rank_seconds * max(peaks))
-        memory = [usage.peak_bytes for usage in self._usages if usage.peak_bytes is not None]
-        if memory:
-            metrics[f"memory/{task}_peak_gib"] = max(memory) / 2**30
-        return metrics
+def usage_metrics(task: str, ranks: int, blocks: Sequence[tuple[Interval, Usage]]) -> dict[str, float]:
+    """Metrics of all runs of a task in a step, on `ranks` ranks. A value that any rank does not know is omitted."""
+    rank_seconds = busy_seconds(span for span, _ in blocks) * ranks
+    if rank_seconds <= 0:
+        return {}
+    usages = [usage for _, usage in blocks]
+    metrics = {f"throughput/{task}_tokens_per_s_per_gpu": sum(usage.tokens for usage in usages) / rank_seconds}
+    flops = [usage.flops for usage in usages if usage.flops is not None]
+    peaks = [usage.peak_flops_per_s for usage in usages if usage.peak_flops_per_s is not None]
+    if len(flops) == len(peaks) == len(usages):
+        # A group has GPUs of one kind. If not, the best one gives the honest MFU.
+        metrics[f"mfu/{task}"] = sum(flops) / (rank_seconds * max(peaks))
+    memory = [usage.peak_bytes for usage in usages if usage.peak_bytes is not None]
+    if memory:
+        metrics[f"memory/{task}_peak_gib"] = max(memory) / 2**30
+    return metrics
 
 
 @dataclass(slots=True)
@@ -84,7 +71,9 @@ class StepRecord:
     _stats: list[dict[str, Stat]] = field(default_factory=list)
     _spans: dict[Run, list[tuple[tuple[int, ...], Interval, WorkerId]]] = field(default_factory=dict)
     _busy: dict[str, list[Interval]] = field(default_factory=dict)
-    _usages: dict[str, TaskUsage] = field(default_factory=dict)
+    _usages: dict[str, list[tuple[Interval, Usage]]] = field(default_factory=dict)
+    _ranks: dict[str, int] = field(default_factory=dict)
+    """Task -> ranks of its engine, idle ones included."""
     _freed_gib: dict[str, float] = field(default_factory=dict)
 
     def count_bytes(self, nbytes: int) -> None:
@@ -95,12 +84,11 @@ class StepRecord:
         self._spans.setdefault(run, []).append((block.shards, block.span, worker))
         self._busy.setdefault(run.task, []).append(block.span)
         if block.usage is not None:
-            self._usages.setdefault(run.task, TaskUsage()).add(block.span, block.usage)
+            self._usages.setdefault(run.task, []).append((block.span, block.usage))
 
     def finish_run(self, run: Run, task: PlannedTask, executor: Executor) -> None:
         """Turn the spans of a run's ranks into one activity for each shard, or for the whole batch."""
-        if task.name in self._usages:
-            self._usages[task.name].ranks = executor.ranks
+        self._ranks[task.name] = executor.ranks
         by_shard: dict[int | None, list[tuple[Interval, WorkerId]]] = {}
         for shards, span, worker in self._spans.pop(run, []):
             # A block of a rollout may have rows of several shards, or none.
@@ -137,8 +125,8 @@ class StepRecord:
         metrics.update({f"time/{name}_s": busy_seconds(spans) for name, spans in self._busy.items()})
         metrics["throughput/tokens_per_s"] = tokens / seconds
         metrics["throughput/tokens_per_s_per_gpu"] = tokens / seconds / slots
-        for name, use in self._usages.items():
-            metrics.update(use.metrics(name))
+        for name, blocks in self._usages.items():
+            metrics.update(usage_metrics(name, self._ranks.get(name, 0), blocks))
         metrics.update({f"memory/{executor}_freed_gib": gib for executor, gib in self._freed_gib.items()})
         metrics["driver/bytes"] = self.driver_bytes
         return metrics
