@@ -144,8 +144,6 @@ class WorkerInfo:
     pid: int
     gpus: tuple[str, ...]
     """GPUs that it may use, as in CUDA_VISIBLE_DEVICES."""
-    machine: str = ""
-    """Ray's node id."""
     gpu: str = ""
     """The driver's name for its GPUs; empty without any."""
 

@@ -136,10 +136,9 @@ class Worker:
         address = ray.util.get_node_ip_address()
         self._listener = listen(address)
         port = self._listener.getsockname()[1]
-        machine = ray.get_runtime_context().get_node_id()
         gpus = tuple(map(str, ray.get_gpu_ids()))
         (name, *_) = gpu_names(gpus) or [""]
-        return WorkerInfo(socket.gethostname(), address, port, os.getpid(), gpus, machine, name)
+        return WorkerInfo(socket.gethostname(), address, port, os.getpid(), gpus, name)
 
     def preload(self, pipeline: Pipeline, engine: str) -> None:
         """Import what `start` needs. Uses no device, because other engines may be measuring their memory."""
