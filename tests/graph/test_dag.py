@@ -58,7 +58,7 @@ class TestInference:
             "reward", "exactness"
         )
 
-    def test_two_writers_are_fine_where_every_reader_says_which(self, project):
+    def test_two_writers_are_fine_where_every_reader_selects_one(self, project):
         path = project.pipeline(
             ("write: ref_logprob}", "}\n  old: {op: logprob, engine: actor}"),
             ("op: update,", "op: update, read: {ref_logprob: ref.logprob, old_logprob: old.logprob},"),

@@ -80,7 +80,7 @@ def test_an_unread_node_has_only_its_warning(project):
     assert checked.warnings[0].code == "unread-node"
 
 
-def test_the_plan_runs_without_what_is_skipped(project, graph_of):
+def test_the_plan_leaves_out_skipped_nodes(project, graph_of):
     graph = graph_of(OLD, "run.validate_first=true")
     assert graph.nodes["update"].inputs["old_logprob"].node == "old", "the graph shows it all the same"
     pipeline = load_pipeline(project.folder / "p.yaml", [OLD, "run.validate_first=true"]).pipeline

@@ -76,7 +76,7 @@ def reward_seconds(costs: PipelineCosts) -> float:
     return estimate_step(costs).node_s["reward"]
 
 
-def test_longer_replies_take_a_judge_longer(planned) -> None:
+def test_a_judge_takes_longer_for_longer_replies(planned) -> None:
     short, long = (reward_seconds(planned(engine="wise", sampling={"max_new_tokens": tokens})) for tokens in (64, 2048))
     assert long > 8 * short > 0
 

@@ -132,7 +132,7 @@ def test_a_generator_that_takes_turns_stays_awake_from_round_to_round():
     assert play.scheduler.residency("generator") is Residency.ASLEEP
 
 
-def test_a_round_that_loses_its_generator_is_gone_on_with_in_that_round():
+def test_a_round_continues_after_its_generator_is_lost():
     play = Play(plan(), {1: 2})
     lost = run("rollout", at=1)
     play.until(lost)

@@ -67,7 +67,7 @@ def on_engines(commands: list[Command]) -> list[Command]:
 HOST_TASKS = ("prompts", "reward", "val/prompts", "val/reward")
 
 
-def test_a_colocated_step_hands_the_weights_over_with_neither_engine_whole():
+def test_a_colocated_sync_needs_only_the_weights_of_both_engines():
     first, second = (
         [
             Sleep(step, "actor", WEIGHTS),

@@ -52,7 +52,7 @@ def test_the_groups_say_the_way(generator, groups, way):
     assert weight_route(pipeline(generator, **groups), "generator").way == way
 
 
-def test_the_file_says_the_rest():
+def test_the_file_sets_the_other_options():
     route = weight_route(pipeline(SGLANG, train=GPUS), "generator")
     assert (route.bucket_bytes, route.passes, route.waves) == (256 * MIB, 1, ((0, 1),))
     asked = SGLANG | {"weight_sync": {"bucket_mib": 64, "checksum": True}}

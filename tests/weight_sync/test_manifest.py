@@ -76,7 +76,7 @@ def test_buffers_hold_their_buckets(given, bucket_bytes, buffers):
 
 
 @given(groups())
-def test_it_is_the_same_after_a_journey(given):
+def test_a_round_trip_changes_nothing(given):
     manifest = Manifest.cut(given, 500)
     other = Manifest.from_json(manifest.to_json())
     assert other == manifest and other.digest == manifest.digest

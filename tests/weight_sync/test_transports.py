@@ -210,7 +210,7 @@ def test_parts_that_cannot_take_weights_together_take_them_in_turns(generators, 
 
 
 @pytest.mark.parametrize("reach", REACHES)
-def test_a_generator_that_was_started_again_is_served_like_the_first(generators, sources, reach):
+def test_a_restarted_generator_is_served_like_the_first(generators, sources, reach):
     source, first, second = sources(reach, weights()), generators(0, 2), generators(1, 2)
     serve(source, first, second)
     second.end()
@@ -218,7 +218,7 @@ def test_a_generator_that_was_started_again_is_served_like_the_first(generators,
 
 
 @pytest.mark.parametrize("reach", REACHES)
-def test_a_sender_that_was_started_again_is_taken_from_like_the_first(generators, sources, reach):
+def test_a_restarted_sender_serves_like_the_first(generators, sources, reach):
     generator = generators()
     serve(sources(reach, weights()), generator)
     other = sources(reach, weights(1))
@@ -254,7 +254,7 @@ def test_nothing_is_left_over_from_a_sync(generators, sources, reach):
 # -- what is wrong
 
 
-def test_memory_for_buckets_is_kept_between_syncs_where_the_route_says_so(generators, sources):
+def test_buffers_stay_allocated_between_syncs_with_keep_buffers(generators, sources):
     source, generator = sources("broadcast", weights()), generators()
     kept = [serve(source, generator, keep_buffers=keeps)[0]["buffer"] > 0 for keeps in (True, True, False)]
     assert kept == [True, True, False]
@@ -397,7 +397,7 @@ def test_a_failed_allocation_is_reported(sources, monkeypatch):
         source.sender.send(route.number, [1])
 
 
-def test_a_generator_on_a_gpu_without_a_trainer_says_so(generators, sources):
+def test_a_generator_on_a_gpu_without_a_trainer_is_an_error(generators, sources):
     source, generator = sources("cuda_ipc", weights()), generators()
     generator.take(route := source.route(place="GPU-1234"))
     with pytest.raises(ValueError, match=r"part 0 is on a CPU, where the trainer has no rank: weight_sync.route cuda_"):

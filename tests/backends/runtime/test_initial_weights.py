@@ -201,7 +201,7 @@ def test_a_bias_of_a_router_starts_at_zero():
     assert source.get("model.layers.1.mlp.gate.weight").all()
 
 
-def test_a_score_is_there_for_who_asks_but_not_among_the_names():
+def test_a_score_head_is_drawn_on_request_and_not_among_the_names():
     source = weight_source(described(initializer_range=0.1), seed=3)
     assert "score.weight" not in source.names()
     assert source.get("score.weight").shape == source.shape("score.weight") == (1, 64)

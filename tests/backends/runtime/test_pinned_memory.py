@@ -97,7 +97,7 @@ def test_a_failed_pin_keeps_the_pinned_part_and_reports_the_requested_size(
     assert len(blocks) == 2
 
 
-def test_memory_that_the_machine_does_not_have_ends_in_the_same_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_host_memory_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
     driver(monkeypatch, most=1)
     with pytest.raises(OSError, match=r"cannot pin .* GiB of host memory .*Cannot allocate memory; check"):
         # More than there are addresses.

@@ -119,7 +119,7 @@ def play() -> Callable[[Callable[[Scene], Coroutine[Any, Any, None]]], None]:
     return lambda act: asyncio.run(asyncio.wait_for(acted(act), timeout=100))
 
 
-def test_a_request_says_what_the_node_says(play) -> None:
+def test_a_request_has_the_sampling_of_its_node(play) -> None:
     async def act(scene: Scene) -> None:
         call = await scene.begin(GenerationRequest(np.array([4, 5]), 2**63 + 8, np.array([6])))
         [(tokens, sampling, cache_key)] = scene.client.asked.values()
@@ -158,7 +158,7 @@ def test_a_response_that_has_begun_gets_what_is_left_to_its_end(play, begun, ask
     play(act)
 
 
-def test_each_response_has_a_name_of_its_own_and_comes_as_it_ends(play) -> None:
+def test_each_response_has_its_own_id_and_is_delivered_when_it_ends(play) -> None:
     async def act(scene: Scene) -> None:
         first = await scene.begin(REQUEST, REQUEST)
         second = await scene.begin(REQUEST)
@@ -188,7 +188,7 @@ def test_an_abort_is_for_those_before_it(play) -> None:
     play(act)
 
 
-def test_an_abort_that_comes_too_late_takes_nothing_away(play) -> None:
+def test_a_late_abort_drops_no_tokens(play) -> None:
     async def act(scene: Scene) -> None:
         call = await scene.begin()
         scene.client.end("stop", 3)
@@ -322,7 +322,7 @@ def test_a_call_that_is_given_up_is_ended_in_the_server(play) -> None:
     play(act)
 
 
-def test_no_requests_name_begins_anothers_which_would_be_aborted_with_it(play) -> None:
+def test_no_request_id_is_a_prefix_of_another(play) -> None:
     async def act(scene: Scene) -> None:
         call = await scene.begin(*[REQUEST] * 12)
         names = sorted(scene.client.asked)

@@ -200,7 +200,7 @@ def test_apart_and_a_step_ahead_the_slower_side_is_the_step() -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
-def test_in_turns_a_step_takes_what_its_parts_take_however_many_are_sampled_ahead(ahead: int) -> None:
+def test_time_shared_steps_take_the_sum_of_their_parts_at_any_staleness(ahead: int) -> None:
     at_once, some = (estimate_step(costs_of("qwen3_8b_megatron", (f"schedule.max_staleness={k}",))) for k in (0, ahead))
     assert sum(sides(some)) < some.step_s < at_once.step_s
     # What is saved are moves, of which there are fewer.
@@ -392,7 +392,7 @@ def test_a_worker_has_no_more_answers_under_way_than_it_may() -> None:
     assert seconds == pytest.approx(256 * 3 * 10 / 4, rel=0.001)
 
 
-def test_a_reward_takes_what_the_pipeline_says() -> None:
+def test_a_reward_takes_the_expected_seconds_of_the_pipeline() -> None:
     each = node_seconds("reward", "nodes.reward.expected_s=0.5")
     beside = node_seconds("reward", "nodes.reward.expected_s=0.5", "nodes.reward.concurrency=8")
     assert each == pytest.approx(128 * 8 * 0.5, rel=0.01)

@@ -57,7 +57,7 @@ def test_a_runs_own_seconds_are_those_of_all_its_rounds():
     assert first.step_seconds[2] > 3 * 6
 
 
-def test_a_slow_first_step_is_no_measure_and_what_was_never_seen_takes_no_time():
+def test_a_slow_first_step_and_unmeasured_work_do_not_count():
     first = simulate(plan(), SECONDS, 3)
     slow = [
         each._replace(end=each.end + 100) if (each.step, each.name) == (1, "update") else each
