@@ -39,7 +39,7 @@ _THINGS = [
 class Step:
     """A sentence of a story, the calculation that it asks for, and the number of things after it."""
 
-    told: str
+    sentence: str
     calculation: str
     total: int
 
@@ -50,36 +50,36 @@ Maker = Callable[[random.Random, str, str, str, int], Step | None]
 
 def _find(r: random.Random, who: str, friend: str, things: str, total: int) -> Step:
     more = r.randint(3, 60)
-    told = r.choice(
+    sentence = r.choice(
         (
             f"Then {who} finds {more} more {things}.",
             f"{friend} gives {who} {more} {things}.",
             f"At the market, {who} buys {more} more {things}.",
         )
     )
-    return Step(told, f"{total} + {more} = {total + more}", total + more)
+    return Step(sentence, f"{total} + {more} = {total + more}", total + more)
 
 
 def _lose(r: random.Random, who: str, friend: str, things: str, total: int) -> Step | None:
     if total < 5:
         return None
     less = r.randint(2, min(total - 2, 60))
-    told = r.choice(
+    sentence = r.choice(
         (
             f"{who} gives {less} of the {things} to {friend}.",
             f"On the way home, {who} loses {less} {things}.",
             f"{who} sells {less} {things}.",
         )
     )
-    return Step(told, f"{total} - {less} = {total - less}", total - less)
+    return Step(sentence, f"{total} - {less} = {total - less}", total - less)
 
 
 def _multiply(r: random.Random, who: str, friend: str, things: str, total: int) -> Step | None:
     times = r.randint(2, 5)
     if total * times > LARGEST:
         return None
-    told = f"A month later, {who} has {times} times as many {things} as before."
-    return Step(told, f"{times} * {total} = {times * total}", times * total)
+    sentence = f"A month later, {who} has {times} times as many {things} as before."
+    return Step(sentence, f"{times} * {total} = {times * total}", times * total)
 
 
 def _share(r: random.Random, who: str, friend: str, things: str, total: int) -> Step | None:
@@ -87,8 +87,8 @@ def _share(r: random.Random, who: str, friend: str, things: str, total: int) -> 
     if not parts:
         return None
     part = r.choice(parts)
-    told = f"{who} puts the {things} into {part} equal bags and keeps only one of the bags."
-    return Step(told, f"{total} / {part} = {total // part}", total // part)
+    sentence = f"{who} puts the {things} into {part} equal bags and keeps only one of the bags."
+    return Step(sentence, f"{total} / {part} = {total // part}", total // part)
 
 
 def _boxes(r: random.Random, who: str, things: str) -> Step:
@@ -100,8 +100,8 @@ def _boxes(r: random.Random, who: str, things: str) -> Step:
 
 def _two_times(r: random.Random, who: str, things: str) -> Step:
     first, second = r.randint(5, 60), r.randint(5, 60)
-    told = f"{who} collects {first} {things} in the morning and {second} {things} in the afternoon."
-    return Step(told, f"{first} + {second} = {first + second}", first + second)
+    sentence = f"{who} collects {first} {things} in the morning and {second} {things} in the afternoon."
+    return Step(sentence, f"{first} + {second} = {first + second}", first + second)
 
 
 _CHANGES: tuple[Maker, ...] = (_find, _lose, _multiply, _share)
@@ -125,12 +125,12 @@ def make_problem(r: random.Random, steps: int) -> Problem:
         sentences, made = [f"{who} has {total} {things}."], []
     else:
         first = r.choice((_boxes, _two_times))(r, who, things)
-        total, sentences, made = first.total, [first.told], [first]
+        total, sentences, made = first.total, [first.sentence], [first]
     while len(made) < steps:
         step = r.choice(_CHANGES)(r, who, friend, things, total)
         if step is not None and step.total <= LARGEST:
             made.append(step)
-            sentences.append(step.told)
+            sentences.append(step.sentence)
             total = step.total
     question = f"{' '.join(sentences)} How many {things} does {who} have now?"
     worked = " ".join(

@@ -169,10 +169,10 @@ def find_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
     places = np.full(max(rows.max(initial=0), ids.max(initial=0)) + 1, -1)
     # Backwards, because the last write of duplicates wins.
     places[ids[::-1]] = np.arange(len(ids))[::-1]
-    found = places[rows]
-    missing = np.sort(rows[(found < 0) | (rows < 0)])
+    indices = places[rows]
+    missing = np.sort(rows[(indices < 0) | (rows < 0)])
     assert not missing.size, f"row {missing[0]} is not in the batch"
-    return found
+    return indices
 
 
 def _batch_of(

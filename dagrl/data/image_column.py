@@ -41,11 +41,11 @@ class ImageColumn:
         return self._of_rows([row])[0]
 
     def _of_rows(self, rows: list[int]) -> list[list[Any]]:
-        found = self._source.values(rows, [self._name])[self._name]
-        for row, images in zip(rows, found, strict=True):
+        stored = self._source.values(rows, [self._name])[self._name]
+        for row, images in zip(rows, stored, strict=True):
             if not isinstance(images, list | None):
                 raise ValueError(f"{self._source.place(row)} has a value of `{self._name}` that is no list of images")
-        return [images or [] for images in found]
+        return [images or [] for images in stored]
 
     def sizes(self, row: int) -> np.ndarray:
         """Height and width of the row's resized images, int32 [images, 2]. Raises ValueError for a wrong one."""

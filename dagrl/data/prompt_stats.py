@@ -112,10 +112,10 @@ def file_stats(
             raise ValueError(f"{source.title} has no column `{key}`, only {listed(source.schema.names)}; name another")
     assert prompts is not None
     stats = FileStats(source, prompts, answers)
-    for rows, texts, found in _texts(source, prompts, answers, stats.sources):
+    for rows, texts, answer_texts in _texts(source, prompts, answers, stats.sources):
         stats.prompt_lengths[rows.start : rows.stop] = length(texts)
-        stats.answer_lengths[rows.start : rows.stop] = [len(text) for text in found]
-        for row, text, answer in zip(rows, texts, found, strict=True):
+        stats.answer_lengths[rows.start : rows.stop] = [len(text) for text in answer_texts]
+        for row, text, answer in zip(rows, texts, answer_texts, strict=True):
             stats.prompts[row], stats.answers[row] = _hash(normalised(text)), _hash(answer.strip())
             if not text.strip():
                 stats.empty.append(row)
@@ -137,10 +137,10 @@ def overlap(training: Sequence[FileStats], validation: FileStats) -> Overlap:
     shared = np.zeros(len(distinct), dtype=bool)
     for file in training:
         for _, texts, _ in _texts(file.source, file.prompt_key, None):
-            found = np.concatenate([np.zeros(0, np.uint64), *(_grams(text) for text in texts)])
-            places = np.minimum(np.searchsorted(distinct, found), max(len(distinct) - 1, 0))
+            own = np.concatenate([np.zeros(0, np.uint64), *(_grams(text) for text in texts)])
+            places = np.minimum(np.searchsorted(distinct, own), max(len(distinct) - 1, 0))
             if len(distinct):
-                shared[places[distinct[places] == found]] = True
+                shared[places[distinct[places] == own]] = True
     # A gram of many prompts is part of an instruction.
     usual = np.bincount(inverse, minlength=len(distinct))
     shared &= usual < max(_COMMON_GRAMS, len(validation.prompts) / 100)

@@ -104,7 +104,7 @@ class PromptTable:
             texts = [*chats.values()]
             tokens += self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
         whole = plain | chats
-        self._encoded_rows = {row: (whole[row], found) for row, found in zip(whole, tokens, strict=True)}
+        self._encoded_rows = {row: (whole[row], ids) for row, ids in zip(whole, tokens, strict=True)}
 
     def prompt(self, row: int) -> np.ndarray:
         """Token ids of the row's prompt, int64. Raises ValueError if it is empty or has characters without tokens."""
@@ -165,7 +165,7 @@ class PromptTable:
 
     def responses(self, row: int) -> list[np.ndarray]:
         """Token ids of the row's responses with end tokens, int64. Raises ValueError as `prompt` does."""
-        found = []
+        replies = []
         for column in self._responses:
             try:
                 reply = reply_of(self._value(column, row))
@@ -177,8 +177,8 @@ class PromptTable:
             except ValueError as error:
                 raise ValueError(f"{self.place(row)}, `{column}`: {error}") from error
             self._check_known(tokens, text, row, "response", f", `{column}`")
-            found.append(np.array(tokens, dtype=np.int64))
-        return found
+            replies.append(np.array(tokens, dtype=np.int64))
+        return replies
 
     def _written(self, reply: Message, row: int) -> tuple[str, bool]:
         """The text of an assistant's message, and whether the chat template has written it."""
@@ -201,10 +201,10 @@ class PromptTable:
         }
 
     def _data_source(self, row: int) -> str:
-        found = self._cell("data_source", row)
-        if not isinstance(found, str | None):
+        source = self._cell("data_source", row)
+        if not isinstance(source, str | None):
             raise self._wrong(row, "a data_source that is no text")
-        return found or self.source.name
+        return source or self.source.name
 
     def _answer(self, row: int) -> str:
         key = self.source.spec.answer_key

@@ -92,7 +92,7 @@ def _groups(
         )
     numbers, counts = np.unique(batch["group_id"].values, return_counts=True)
     places = np.split(np.argsort(batch["group_id"].values, kind="stable"), np.cumsum(counts)[:-1])
-    found = []
+    kept_groups = []
     for number, mine in zip(numbers.tolist(), places, strict=True):
         group = batch.take(mine)
         values = own_rows(first_rows(group, context))[node.metric].values.astype(np.float64)
@@ -115,8 +115,8 @@ def _groups(
             spread=float(spread),
             right=float((values > node.right_above).mean()),
         )
-        found.append((entry, columns.columns))
-    return found
+        kept_groups.append((entry, columns.columns))
+    return kept_groups
 
 
 def _needed_steps(context: Context) -> set[int]:

@@ -26,19 +26,19 @@ def experience(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         _write(part.batch, context, work)
         yield Output((), part.batch.rows)
         return
-    found = read_experience(Path(work.path), work.outputs)
+    stored = read_experience(Path(work.path), work.outputs)
     stride = work.group_size
-    old = found.batch["group_id"].values
+    old = stored.batch["group_id"].values
     groups, starts, group = np.unique(old, return_index=True, return_inverse=True)
     # Over-sampling and filters leave gaps in the numbers of groups.
-    rows = group * stride + found.batch.rows - old * stride
-    columns = {**found.batch.columns, "sample_id": Column(rows), "group_id": Column(group.astype(np.int64))}
+    rows = group * stride + stored.batch.rows - old * stride
+    columns = {**stored.batch.columns, "sample_id": Column(rows), "group_id": Column(group.astype(np.int64))}
     table = Batch(rows, {name: columns[name] for name in work.outputs})
     ends = [*starts.tolist(), len(rows)]
     uncounted = () if context.pipeline.is_offline else ("demonstration",)
     for shard, (begin, end) in enumerate(shard_bounds(len(groups), work.shards)):
         piece = table.take(np.arange(ends[begin], ends[end]))
-        positions = found.prompt_ids[starts[begin:end]]
+        positions = stored.prompt_ids[starts[begin:end]]
         yield Output((shard,), piece.rows, piece.columns, prompts=positions, uncounted=uncounted)
 
 

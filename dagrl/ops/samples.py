@@ -207,12 +207,12 @@ def _stats_of_set(batch: Batch, n: int, prefix: str, context: Context) -> dict[s
     rewards = batch["reward"].values.reshape(-1, n)
     votes = _votes(batch, n, context) if n > 1 else None
     sources = np.array(batch["data_source"].strings())[::n]
-    found = {prefix: np.arange(len(sources))}
+    sets = {prefix: np.arange(len(sources))}
     several = list(dict.fromkeys(sources.tolist()))
     if len(several) > 1:
-        found |= {f"{prefix}{source}/": np.flatnonzero(sources == source) for source in several}
+        sets |= {f"{prefix}{source}/": np.flatnonzero(sources == source) for source in several}
     stats: dict[str, Stat] = {}
-    for place, prompts in found.items():
+    for place, prompts in sets.items():
         chosen = [votes[prompt] for prompt in prompts.tolist()] if votes is not None else None
         for metric, values in _at_k(rewards[prompts], chosen, context.pipeline.data.val_pass_reward):
             stats[place + metric] = Stat.of(values)

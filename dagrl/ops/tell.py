@@ -42,16 +42,18 @@ def tell(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
             for row, (fact, known) in enumerate(zip(facts, has, strict=True))
         ]
         too_long = has & (np.array([len(prompt) for prompt in prompts], dtype=np.int64) > node.max_prompt_tokens)
-        told = has & ~too_long
+        is_told = has & ~too_long
         prompts = [batch["prompt_tokens"][row] if too_long[row] else prompt for row, prompt in enumerate(prompts)]
         columns = {
             "teacher_prompt_tokens": Column.ragged(prompts, "int64"),
-            "teacher_mask": Column(told.astype(np.float32)),
+            "teacher_mask": Column(is_told.astype(np.float32)),
         }
         stats = {
-            "tell/told_fraction": Stat.of(told),
+            "tell/told_fraction": Stat.of(is_told),
             "tell/too_long_fraction": Stat.of(too_long),
-            "tell/prompt_tokens": Stat.of([len(prompt) for prompt, known in zip(prompts, told, strict=True) if known]),
+            "tell/prompt_tokens": Stat.of(
+                [len(prompt) for prompt, known in zip(prompts, is_told, strict=True) if known]
+            ),
         }
         # The rows' lengths for dispatch are those of the policy's prompts.
         yield Output((part.index,), batch.rows, columns, stats, uncounted=("teacher_prompt_tokens",))
@@ -126,11 +128,11 @@ def _prompt(
     if _is_text(batch["prompt_tokens"][row], chat, context):
         whole = text if node.message == "user" else f"{text}\n\n{chat[0]['content']}"
         return np.array(begun_text(tokenizer, whole), dtype=np.int64)
-    told = _with_text(chat, text, last if node.message == "user" else None)
+    told_chat = _with_text(chat, text, last if node.message == "user" else None)
     tools = rollout_tools(context)
     shown = [tool.schema for tool in offered(tools, json.loads(batch["extra_info"].string(row))).values()]
     # The template has already written the special tokens.
-    rendered = chat_text(tokenizer, told, shown)
+    rendered = chat_text(tokenizer, told_chat, shown)
     return np.array(tokenizer.encode(rendered, add_special_tokens=False), dtype=np.int64)
 
 

@@ -68,9 +68,9 @@ def region(answer: str) -> Region | None:
     text = built["of"] if built else answer
     joints = list(_JOINTS.finditer(text))
     begins, ends = [0, *(joint.end() for joint in joints)], [*(joint.start() for joint in joints), len(text)]
-    found = [_region(text[begin:end].strip()) for begin, end in zip(begins, ends, strict=True)]
-    regions = [one for one in found if one is not None]
-    if len(regions) < len(found) or len({one.variable for one in regions}) > 1 or _EQUATION.fullmatch(answer):
+    chains = [_region(text[begin:end].strip()) for begin, end in zip(begins, ends, strict=True)]
+    regions = [one for one in chains if one is not None]
+    if len(regions) < len(chains) or len({one.variable for one in regions}) > 1 or _EQUATION.fullmatch(answer):
         return None
     if not any(joint[joint.lastgroup or 0] in _AND for joint in joints):
         return Region(regions[0].variable, tuple(values for one in regions for values in one.sets))

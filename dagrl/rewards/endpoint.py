@@ -127,15 +127,15 @@ class Endpoint:
         with self._reading(reply):
             (choice,) = reply["choices"]
             logprobs, ids = choice.get("logprobs"), choice.get("prompt_token_ids")
-            found = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+            numbers = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
             texts = logprobs.get("tokens") if isinstance(logprobs, dict) else None
-        if not isinstance(found, list) or not found:
+        if not isinstance(numbers, list) or not numbers:
             self._refuse("no log-probs of the prompt (`echo`); serve the teacher with SGLang or vLLM")
-        if len(found) - len(tokens) not in (0, 1):
-            self._refuse(f"{len(found)} log-probs, and was asked for those of {len(tokens)} tokens")
-        if (isinstance(ids, list) and ids != tokens) or (isinstance(texts, list) and len(texts) != len(found)):
+        if len(numbers) - len(tokens) not in (0, 1):
+            self._refuse(f"{len(numbers)} log-probs, and was asked for those of {len(tokens)} tokens")
+        if (isinstance(ids, list) and ids != tokens) or (isinstance(texts, list) and len(texts) != len(numbers)):
             self._refuse("log-probs of other tokens than it was asked for; is its tokenizer the policy's?")
-        mine = found[begin : len(tokens)]
+        mine = numbers[begin : len(tokens)]
         for place, value in enumerate(mine):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not _LEAST_LOGPROB <= value <= _MOST_LOGPROB:

@@ -24,17 +24,17 @@ def exact_reward(response: str, answer: str, *, ignore_case: bool = False, extra
     `extract` is a regular expression: its last match in the response is compared (its first group, if it has one); a
     response without a match gets 0.0. Raises ValueError if it is not a regular expression.
     """
-    found = compared(response, ignore_case=ignore_case, extract=extract)
+    answer_text = compared(response, ignore_case=ignore_case, extract=extract)
     answer = answer.strip()
-    return float(found == (answer.casefold() if ignore_case else answer))
+    return float(answer_text == (answer.casefold() if ignore_case else answer))
 
 
 def compared(response: str, *, ignore_case: bool = False, extract: str | None = None) -> str | None:
     """The part of a response to compare, normalised; None without one. Arguments are as in `exact_reward`."""
-    found = response if extract is None else _last_match(extract, response)
-    if found is None:
+    answer_text = response if extract is None else _last_match(extract, response)
+    if answer_text is None:
         return None
-    return found.strip().casefold() if ignore_case else found.strip()
+    return answer_text.strip().casefold() if ignore_case else answer_text.strip()
 
 
 def _last_match(pattern: str, text: str) -> str | None:

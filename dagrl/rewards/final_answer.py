@@ -48,8 +48,8 @@ def marked_part(response: str, *, strict: bool = False, cut: bool = False) -> st
     only if nothing is marked after it. The last line of a response that is `cut` has no complete word after ``####``.
     """
     _, thought, rest = response.rpartition(THINK_END)
-    found = _marked(rest, strict, cut)
-    return _marked(response, strict, cut) if found is None and thought else found
+    marked = _marked(rest, strict, cut)
+    return _marked(response, strict, cut) if marked is None and thought else marked
 
 
 def _marked(response: str, strict: bool, cut: bool) -> str | None:
@@ -97,8 +97,8 @@ def _stated(response: str) -> str | None:
     formulas = _FORMULAS.match(response, last.end())
     if formulas:
         return formulas[0]
-    found = _SENTENCE.match(response, last.end(), last.end() + LONGEST_ANSWER)
-    sentence = found[0].strip() if found else ""
+    match = _SENTENCE.match(response, last.end(), last.end() + LONGEST_ANSWER)
+    sentence = match[0].strip() if match else ""
     words = [word for word in _WORD.findall(sentence) if word.lower() not in _IN_FORMULAS]
     if not words or words == [sentence.strip("*")]:
         return sentence or None

@@ -90,10 +90,10 @@ def _parsed(formula: str, *, real: bool, cased: bool = False, in_degrees: bool =
     return None
 
 
-def _times(found: re.Match[str]) -> str:
-    above, below = int(found["above"] or 0), int(found["below"] or 0)
-    is_mixed = 0 < above < below and found["factor"].isdigit()
-    return found[0] if is_mixed else rf"{found['factor']}\cdot "
+def _times(match: re.Match[str]) -> str:
+    above, below = int(match["above"] or 0), int(match["below"] or 0)
+    is_mixed = 0 < above < below and match["factor"].isdigit()
+    return match[0] if is_mixed else rf"{match['factor']}\cdot "
 
 
 @cache

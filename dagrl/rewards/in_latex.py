@@ -130,31 +130,31 @@ def in_latex(answer: str) -> str:
     answer = _THOUSANDS.sub("", with_braces(answer if answer.isascii() else _from_unicode(answer)))
     answer = _FACTORIAL.sub(r"(\g<factorial>)", _UPRIGHT.sub(_letter, _SLANTED.sub(r"\\\g<kind> ", answer)))
     answer = _REPEATING.sub(_fraction, answer)
-    answer = _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), answer)
-    answer = _THOUSANDS_OF.sub(lambda found: found[0].replace(",", ""), answer)
+    answer = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), answer)
+    answer = _THOUSANDS_OF.sub(lambda match: match[0].replace(",", ""), answer)
     return _POWER.sub(r"^{\1}", _PROGRAMMED.sub(r"\1\\times 10^{\2}", answer))
 
 
-def _letter(found: re.Match[str]) -> str:
-    letter = found["braced"] or found["bare"] or found["rm"] or "i"
-    return f"{found['behind']} {letter}" if found["behind"] else letter
+def _letter(match: re.Match[str]) -> str:
+    letter = match["braced"] or match["bare"] or match["rm"] or "i"
+    return f"{match['behind']} {letter}" if match["behind"] else letter
 
 
-def _fraction(found: re.Match[str]) -> str:
-    repeated = found["line"] or found["digit"] or found["first"] + (found["between"] or "") + (found["last"] or "")
-    before = found["whole"].replace(",", "") + found["fixed"]
+def _fraction(match: re.Match[str]) -> str:
+    repeated = match["line"] or match["digit"] or match["first"] + (match["between"] or "") + (match["last"] or "")
+    before = match["whole"].replace(",", "") + match["fixed"]
     if len(before + repeated) > _LONGEST_DECIMAL:
-        return found[0]
+        return match[0]
     nines = 10 ** len(repeated) - 1
-    value = Fraction(int(before or 0) * nines + int(repeated), nines * 10 ** len(found["fixed"]))
+    value = Fraction(int(before or 0) * nines + int(repeated), nines * 10 ** len(match["fixed"]))
     return str(value) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def of_hundred(answer: str) -> str | None:
     """The number before a percent sign; None if the answer is not a percentage."""
     answer = answer.rstrip()
-    found = _PERCENT.search(answer, max(len(answer) - 20, 0))
-    return (answer[: found.start()].rstrip() or None) if found else None
+    match = _PERCENT.search(answer, max(len(answer) - 20, 0))
+    return (answer[: match.start()].rstrip() or None) if match else None
 
 
 def _from_unicode(answer: str) -> str:

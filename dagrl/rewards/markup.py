@@ -79,13 +79,13 @@ def _inside(answer: str) -> str | None:
 
 def without_unit(answer: str) -> str:
     r"""The answer without a unit: ``5~\mathrm{cm}^2``, ``5\text{ apples}`` and ``5 square feet`` become ``5``."""
-    found = _UNIT_IN_TEXT.search(answer)
-    if found and re.search(r"[\d})]\Z", answer[: found.start()]):
-        return answer[: found.start()]
-    found = _UNIT_IN_CJK.search(answer)
-    if found:
-        return answer[: found.start()]
-    found = _UNIT_IN_WORDS.search(answer)
-    if found and not _IN_FORMULAS.intersection(re.split("[ /]", found["words"].lower())):
-        return answer[: found.start()]
+    match = _UNIT_IN_TEXT.search(answer)
+    if match and re.search(r"[\d})]\Z", answer[: match.start()]):
+        return answer[: match.start()]
+    match = _UNIT_IN_CJK.search(answer)
+    if match:
+        return answer[: match.start()]
+    match = _UNIT_IN_WORDS.search(answer)
+    if match and not _IN_FORMULAS.intersection(re.split("[ /]", match["words"].lower())):
+        return answer[: match.start()]
     return answer

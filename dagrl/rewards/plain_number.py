@@ -66,14 +66,14 @@ def plain_number(answer: str) -> PlainNumber | None:
         return None
     hundredths = of_hundred(answer)
     text, negative = _signed(_DEGREES.sub("", without_unit(answer if hundredths is None else hundredths)))
-    found = _SCALED.fullmatch(text)
-    value = _scaled(found) if found else None
-    fraction = None if found else _FRACTION.fullmatch(text)
+    match = _SCALED.fullmatch(text)
+    value = _scaled(match) if match else None
+    fraction = None if match else _FRACTION.fullmatch(text)
     if fraction:
         value = _fraction(fraction)
     if value is None:
         return None
-    rounded = "." in text or bool(found and found["times"])
+    rounded = "." in text or bool(match and match["times"])
     return PlainNumber(-value if negative else value, hundredths is not None, rounded)
 
 
@@ -95,18 +95,18 @@ def _signed(text: str) -> tuple[str, bool]:
             return text, negative
 
 
-def _scaled(found: re.Match[str]) -> Fraction | None:
-    power = re.search(r"[-+]?\d+\D*\Z", found["times"] or found["power"] or "0")
+def _scaled(match: re.Match[str]) -> Fraction | None:
+    power = re.search(r"[-+]?\d+\D*\Z", match["times"] or match["power"] or "0")
     assert power
     exponent = int(re.sub(r"\D*\Z", "", power[0]))
     if abs(exponent) > _LARGEST_EXPONENT:
         return None
-    return Fraction((found["decimal"] or "1").replace(",", "")) * Fraction(10) ** exponent
+    return Fraction((match["decimal"] or "1").replace(",", "")) * Fraction(10) ** exponent
 
 
-def _fraction(found: re.Match[str]) -> Fraction | None:
-    whole = found["whole"] or found["whole2"]
-    above, below = (_term(found[f"{side}1"] or found[f"{side}2"] or found[f"{side}3"]) for side in "ab")
+def _fraction(match: re.Match[str]) -> Fraction | None:
+    whole = match["whole"] or match["whole2"]
+    above, below = (_term(match[f"{side}1"] or match[f"{side}2"] or match[f"{side}3"]) for side in "ab")
     if not below:
         return None
     if whole is None:

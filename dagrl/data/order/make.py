@@ -99,22 +99,22 @@ def _row_order(pipeline: Pipeline, source: Source, index: int, seed: int, share:
 def _column(source: Source, name: str) -> np.ndarray:
     """The values of a column, or of a field of a struct: numbers or texts. Raises ValueError for others."""
     column = name.partition(".")[0]
-    found: list[object] = []
+    listed: list[object] = []
     for rows in batched(range(len(source)), _READ_ROWS):
         values = source.values(rows, [name])[column]
         for row, value in zip(rows, values, strict=True):
             try:
-                found.append(value_at({column: value}, name))
+                listed.append(value_at({column: value}, name))
             except ValueError as error:
                 raise ValueError(f"{source.place(row)} has {error}; data.order.by needs it") from error
-    kinds = {str if isinstance(value, str) else float if isinstance(value, int | float) else None for value in found}
+    kinds = {str if isinstance(value, str) else float if isinstance(value, int | float) else None for value in listed}
     if len(kinds) > 1 or None in kinds:
         wrong = next(
-            row for row, value in enumerate(found) if not isinstance(value, int | float | str) or len(kinds) > 1
+            row for row, value in enumerate(listed) if not isinstance(value, int | float | str) or len(kinds) > 1
         )
         message = (
-            f"{source.place(wrong)}: data.order.by needs numbers, or texts, in `{name}`; got {found[wrong]!r:.100}"
+            f"{source.place(wrong)}: data.order.by needs numbers, or texts, in `{name}`; got {listed[wrong]!r:.100}"
         )
         raise ValueError(message)
     # Numpy's own texts are all as long as the longest.
-    return np.array(found, dtype=object if str in kinds else None)
+    return np.array(listed, dtype=object if str in kinds else None)

@@ -127,7 +127,7 @@ class PromptOrder:
         self._snapshots.pop(step, None)
         # Later checkpoints hold the outcomes that the takes of their steps do not see, and later takes see the others.
         done = min(self._observed, self.newest_needed(step + 1))
-        self._learnt = {fields: learnt for fields, learnt in self._learnt.items() if fields > done}
+        self._learnt = {earlier: learnt for earlier, learnt in self._learnt.items() if earlier > done}
 
     # -- checkpoints
 
@@ -136,12 +136,12 @@ class PromptOrder:
         snapshot = self._snapshots[step]
         newest = self.newest_needed(step)
         learnt = {
-            str(fields): {
+            str(earlier): {
                 "outcomes": [asdict(outcome) for outcome in learnt.outcomes.values()],
                 "metrics": learnt.metrics,
             }
-            for fields, learnt in self._learnt.items()
-            if newest < fields <= step
+            for earlier, learnt in self._learnt.items()
+            if newest < earlier <= step
         }
         dropped = [list(rows)[:count] for rows, count in zip(self._dropped, snapshot.unusable, strict=True)]
         return {

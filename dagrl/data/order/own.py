@@ -131,7 +131,7 @@ _PLAIN = "return numbers, texts, lists, and dicts with texts as keys"
 
 def _other_key(value: object) -> object:
     if isinstance(value, dict):
-        found = next((key for key in value if not isinstance(key, str)), None)
-        return found if found is not None else _other_key(list(value.values()))
+        other = next((key for key in value if not isinstance(key, str)), None)
+        return other if other is not None else _other_key(list(value.values()))
     inner = (_other_key(item) for item in value) if isinstance(value, list | tuple) else ()
     return next((key for key in inner if key is not None), None)

@@ -49,9 +49,9 @@ def _from_folder(original: Original, source: Path) -> Iterator[Row]:
     if not source.is_dir():
         raise ValueError(f"{source} is a file; --source is the folder that holds the original files")
     for pattern in original.files:
-        found = sorted((path for path in source.glob(pattern) if not path.is_dir()), key=_in_order)
-        if found:
-            for path in found:
+        paths = sorted((path for path in source.glob(pattern) if not path.is_dir()), key=_in_order)
+        if paths:
+            for path in paths:
                 yield from _from_file(path)
             return
     shown = ", ".join(original.files[:3])

@@ -21,15 +21,15 @@ def prompt_of(value: Any, spec: SourceSpec, *, has_template: bool) -> Any:
     Text in a column of another name than ``prompt`` is a user's message where the tokenizer has a chat template, and a
     chat ends before the answers that it closes with. Raises ValueError, with the object of "has", for other values.
     """
-    found = chat_of(value)
-    if no_chat(found):
+    prompt = chat_of(value)
+    if no_chat(prompt):
         raise ValueError("a prompt that is neither text nor a list of messages")
     if spec.prompt_key != _OWN_KEY:
-        if isinstance(found, str) and found and has_template:
-            found = as_chat(found)
-        while isinstance(found, list) and found and (found[-1] or {}).get("role") == "assistant":
-            found = found[:-1]
-    return with_system(found, spec.system_prompt)
+        if isinstance(prompt, str) and prompt and has_template:
+            prompt = as_chat(prompt)
+        while isinstance(prompt, list) and prompt and (prompt[-1] or {}).get("role") == "assistant":
+            prompt = prompt[:-1]
+    return with_system(prompt, spec.system_prompt)
 
 
 def with_system(prompt: Any, system: str | None) -> Any:

@@ -130,7 +130,7 @@ class Source:
         Raises ValueError for a damaged row.
         """
         names = list(dict.fromkeys(column.partition(".")[0] for column in columns))
-        found: Values = {name: [None] * len(rows) for name in names}
+        by_name: Values = {name: [None] * len(rows) for name in names}
         wanted = np.asarray(rows, dtype=np.int64)
         groups = np.searchsorted(self._ends, wanted, side="right")
         order = np.argsort(groups, kind="stable")
@@ -144,10 +144,10 @@ class Source:
             table = _rows_of(whole, wanted[places] - first)
             values = self.parts[self._part_of_group[group]].values(table, names)
             for name in names:
-                target = found[name]
+                target = by_name[name]
                 for place, value in zip(places.tolist(), values[name], strict=True):
                     target[place] = value
-        return found
+        return by_name
 
     def _part_with(self, row: int) -> int:
         return int(np.searchsorted(self._starts, row, side="right")) - 1

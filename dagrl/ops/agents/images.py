@@ -44,8 +44,8 @@ class ImageReader:
             self._under_way[key] = work = loop.run_in_executor(self._threads, _decoded, key, data, self._vision)
             work.add_done_callback(lambda _: self._under_way.pop(key))
         # Another request may wait for it when this one is cancelled.
-        self._known[key] = found = await asyncio.shield(self._under_way[key])
-        return found
+        self._known[key] = image = await asyncio.shield(self._under_way[key])
+        return image
 
 
 def _decoded(key: str, data: bytes, vision: ImageSettings) -> SeenImage:
@@ -92,7 +92,7 @@ class RowImages:
 def images_of_rows(batch: Batch, rows: Sequence[int]) -> dict[int, RowImages]:
     """The images of these rows; rows that share images in memory share them here."""
     made: dict[tuple[int, ...], RowImages] = {}
-    found = {}
+    of_rows = {}
     for row in rows:
         images = images_at(batch, row)
         # Rows with the same images have the same memory.
@@ -100,8 +100,8 @@ def images_of_rows(batch: Batch, rows: Sequence[int]) -> dict[int, RowImages]:
         if place not in made:
             names = json.loads(batch["image_names"].string(row)) if images else []
             made[place] = _row_images([SeenImage(*pair) for pair in zip(names, images, strict=True)])
-        found[row] = made[place]
-    return found
+        of_rows[row] = made[place]
+    return of_rows
 
 
 def _row_images(seen: Sequence[SeenImage]) -> RowImages:

@@ -88,8 +88,8 @@ def _data_of(url: object) -> bytes:
     if not isinstance(url, str) or not url.startswith("data:"):
         shown = f"{url:.80}" if isinstance(url, str) else "no text"
         raise RequestError(f"the endpoint fetches no images; send them as data:image/png;base64,..., not {shown!r}")
-    kind, found, text = url.partition(";base64,")
-    if not found or not kind.startswith("data:image/"):
+    kind, marker, text = url.partition(";base64,")
+    if not marker or not kind.startswith("data:image/"):
         raise RequestError(f"an image is sent as data:image/png;base64,..., not {url:.40}...")
     if len(text) > _IMAGE_BYTES * 4 // 3:
         raise RequestError(f"an image has more than {_IMAGE_BYTES >> 20} MiB; send a smaller one")

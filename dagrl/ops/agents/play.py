@@ -195,10 +195,10 @@ class AgentRollouts:
             agent.serve(self, row)
 
     def _rows_of_groups(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        rows: dict[int, list[int]] = {}
         for row in sorted(self._open):
-            found.setdefault(int(self.batch["group_id"][row]), []).append(row)
-        return found
+            rows.setdefault(int(self.batch["group_id"][row]), []).append(row)
+        return rows
 
     def _agent(self, row: int, paused: Agent | None) -> Agent:
         """The agent of a row: the paused one, unless its tokens are too old."""
@@ -295,11 +295,11 @@ class AgentRollouts:
 
     async def _scored(self, ended: dict[int, Trajectory], score: ScoreGroup) -> None:
         try:
-            found = await scored(dict(sorted(ended.items())), score, self._setup.spec.timeout_s)
+            trajectories = await scored(dict(sorted(ended.items())), score, self._setup.spec.timeout_s)
         except Exception as failure:  # noqa: BLE001 - raised in the thread that yields
             self.broken(failure)
             return
-        for row, trajectory in found.items():
+        for row, trajectory in trajectories.items():
             self._events.put(_Ended(row, trajectory))
 
     def broken(self, failure: BaseException) -> None:

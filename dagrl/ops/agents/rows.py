@@ -69,9 +69,9 @@ async def scored(ended: Mapping[int, Trajectory], score: ScoreGroup, timeout_s: 
     Those whose program failed are no part of it. If scoring fails, all others have failed.
     """
     waiting = {row: sequence for row, sequence in ended.items() if sequence.verdict.state is not None}
-    found = dict(ended)
+    trajectories = dict(ended)
     if not waiting:
-        return found
+        return trajectories
     failure = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -81,11 +81,11 @@ async def scored(ended: Mapping[int, Trajectory], score: ScoreGroup, timeout_s: 
     except ProgramError as error:
         failure = str(error)
     if failure is not None:
-        return found | {
+        return trajectories | {
             row: replace(trajectory, verdict=ProgramResult(), error=failure) for row, trajectory in waiting.items()
         }
     pairs = zip(waiting.items(), verdicts, strict=True)
-    return found | {row: replace(sequence, verdict=verdict) for (row, sequence), verdict in pairs}
+    return trajectories | {row: replace(sequence, verdict=verdict) for (row, sequence), verdict in pairs}
 
 
 def responses_of(

@@ -243,8 +243,8 @@ class Session:
         # Some parsers read a call that was cut off as a whole one.
         context = self.tree.context(exchange)
         thinks = begins_reasoning(self.writer.tokenizer, context)
-        found = read(text, thinks=thinks) if read and completion.finish_reason != _LENGTH else ()
-        calls = [call for call in found if isinstance(call, Call)]
+        parsed = read(text, thinks=thinks) if read and completion.finish_reason != _LENGTH else ()
+        calls = [call for call in parsed if isinstance(call, Call)]
         if wish.single_call:
             calls = calls[:1]
         content = after_reasoning(text)

@@ -59,10 +59,10 @@ class Exchange:
     images: tuple[PlacedImage, ...] = ()
 
     def path(self) -> list[Exchange]:
-        found = [self]
-        while (parent := found[-1].parent) is not None:
-            found.append(parent)
-        return found[::-1]
+        exchanges = [self]
+        while (parent := exchanges[-1].parent) is not None:
+            exchanges.append(parent)
+        return exchanges[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,17 +185,17 @@ class TrajectoryTree:
         followed = {id(exchange.parent) for exchange in self.exchanges}
         leaves = [exchange for exchange in self.exchanges if id(exchange) not in followed][::-1]
         covered: set[int] = set()
-        found: list[SampledSequence] = []
+        chosen: list[SampledSequence] = []
 
         def new_tokens(leaf: Exchange) -> int:
             return sum(len(_tokens(exchange)) for exchange in leaf.path() if id(exchange) not in covered)
 
-        while leaves and len(found) < most:
-            leaf = max(leaves, key=new_tokens) if found else leaves[0]
+        while leaves and len(chosen) < most:
+            leaf = max(leaves, key=new_tokens) if chosen else leaves[0]
             leaves.remove(leaf)
-            found.append(self._sequence(leaf, covered))
+            chosen.append(self._sequence(leaf, covered))
             covered |= {id(exchange) for exchange in leaf.path()}
-        return found
+        return chosen
 
     def sampled_tokens(self) -> int:
         return sum(len(_tokens(exchange)) for exchange in self.exchanges)
@@ -228,11 +228,11 @@ class TrajectoryTree:
         )
 
     def _images(self, exchange: Exchange) -> list[PlacedImage]:
-        found, length = [], 0
+        images, length = [], 0
         for earlier in exchange.path():
-            found += [image.moved(length) for image in earlier.images]
+            images += [image.moved(length) for image in earlier.images]
             length += len(earlier.given) + len(_tokens(earlier))
-        return found
+        return images
 
     def _prompt_length(self, exchange: Exchange) -> int:
         root = exchange.path()[0]
@@ -265,8 +265,8 @@ def cut_reply(reply: Completion, length: int, context_length: int) -> Completion
 
 def digests(parts: Sequence[bytes], start: bytes = b"") -> list[bytes]:
     """For each beginning of `parts` a digest: equal ones for equal beginnings."""
-    found, last = [], start
+    keys, last = [], start
     for part in parts:
         last = hashlib.blake2b(part, digest_size=16, key=last).digest()
-        found.append(last)
-    return found
+        keys.append(last)
+    return keys

@@ -64,19 +64,19 @@ def _own_parser(place: str, folder: Path | None) -> Parser:
 
     def parse(text: str, /, *, thinks: bool = False) -> list[Call | MalformedCall]:
         try:
-            found = call(listed, {}, text)
+            pairs = call(listed, {}, text)
         except UserFunctionError as error:
             if isinstance(error.__cause__, ValueError):
                 return [MalformedCall(str(error.__cause__))]
             raise ValueError(f"the parser `{place}` {error}") from error.__cause__
-        for pair in found:
+        for pair in pairs:
             well_formed = isinstance(pair, tuple) and len(pair) == 2
             if not (well_formed and isinstance(pair[0], str) and isinstance(pair[1], dict)):
                 raise ValueError(
                     f"the parser {located(function, place)} returned {pair!r}; return pairs of a name and arguments (a "
                     "dict)"
                 )
-        return [Call(name, arguments) for name, arguments in found]
+        return [Call(name, arguments) for name, arguments in pairs]
 
     return parse
 

@@ -48,7 +48,7 @@ class RenderedText:
         """`text` with marks in place of special tokens, or of those of images alone."""
         if only_images:
             return encodable(text).replace(self._image, self._mark(self._image)) if self._image else encodable(text)
-        return self.special.sub(lambda found: self._mark(found[0]), encodable(text))
+        return self.special.sub(lambda match: self._mark(match[0]), encodable(text))
 
     def _mark(self, special: str) -> str:
         return f"{self._prefix}{self._specials.index(special)}x"
@@ -320,8 +320,8 @@ class MessageWriter:
             rendered = render_chat(self._tokenizer, chat, self._schemas)
         except ValueError as error:
             raise ValueError(_cannot_write(layouts, str(error))) from error
-        _, found, rest = rendered.rpartition(self._said)
-        if not found:
+        _, mark, rest = rendered.rpartition(self._said)
+        if not mark:
             raise ValueError(_cannot_write(layouts, "it drops what the assistant says"))
         return rest
 

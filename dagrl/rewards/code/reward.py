@@ -37,13 +37,13 @@ def program_in(response: str) -> str | None:
     Fences are three or more backticks or tildes. An unclosed block extends to the end of the response.
     """
     blocks = [
-        (found["language"].lower(), _dedented(found["code"], len(found["indent"])))
-        for found in _BLOCK.finditer(response)
+        (programs["language"].lower(), _dedented(programs["code"], len(programs["indent"])))
+        for programs in _BLOCK.finditer(response)
     ]
     for wanted in (_PYTHON, ("",)):
-        found = [code for language, code in blocks if language in wanted and code.strip()]
-        if found:
-            return found[-1]
+        programs = [code for language, code in blocks if language in wanted and code.strip()]
+        if programs:
+            return programs[-1]
     return None
 
 

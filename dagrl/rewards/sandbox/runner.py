@@ -237,8 +237,8 @@ def _started(outside: Path, folder: Path, order: Mapping[str, Any]) -> Iterator[
     """Start the confined process; it is killed when the context exits."""
     status, status_fd = os.pipe()
     try:
-        told = json.dumps({**order, "status_fd": status_fd})
-        command = [sys.executable, "-I", "-S", "-B", str(_LAUNCHER), told]
+        argument = json.dumps({**order, "status_fd": status_fd})
+        command = [sys.executable, "-I", "-S", "-B", str(_LAUNCHER), argument]
         with (
             (outside / "stdin").open("rb") as stdin,
             (outside / "stdout").open("wb") as stdout,

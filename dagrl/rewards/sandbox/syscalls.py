@@ -175,8 +175,8 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 def _never_cut_short() -> _Code:
     """Refuse to open a file for reading and truncate it, which Landlock allows before version 3."""
-    told = [(_AND, 0, 0, os.O_ACCMODE | os.O_TRUNC), *_when(_JUMP_EQUAL, os.O_TRUNC, _refuse(errno.EACCES))]
-    return [*told, *_return(_ALLOW)]
+    checks = [(_AND, 0, 0, os.O_ACCMODE | os.O_TRUNC), *_when(_JUMP_EQUAL, os.O_TRUNC, _refuse(errno.EACCES))]
+    return [*checks, *_return(_ALLOW)]
 
 
 def _only_streams() -> _Code:
