@@ -33,10 +33,15 @@ from dagrl.algorithms.losses import (
     sapo,
     without_policy,
 )
-from dagrl.algorithms.mismatch import mismatch_metrics
 from dagrl.algorithms.own_loss import OwnLoss
 from dagrl.algorithms.response_losses import fipo, gmpo, gspo, off_policy, opmd_kimi, opmd_pairwise, topr, vespo
-from dagrl.algorithms.rollout_correction import Correction, correct, correction_metrics, importance_totals
+from dagrl.algorithms.rollout_correction import (
+    Correction,
+    correct,
+    correction_metrics,
+    importance_totals,
+    mismatch_metrics,
+)
 from dagrl.algorithms.rows import RowReducer
 from dagrl.config.columns import LOGPROB_COLUMNS
 from dagrl.config.schema import LossDistillationSpec, LossSpec, RolloutCorrectionSpec

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import pyarrow as pa
 
 from dagrl.algorithms.at_k import best_at_k, majority_at_k, pass_at_k, worst_at_k
 from dagrl.config.columns import LOGPROB_COLUMNS
-from dagrl.config.schema.val_metrics import ks_of, vote_of
+from dagrl.config.schema.val_metrics import Vote, ks_of, vote_of
 from dagrl.data.batch import Batch, view_of
 from dagrl.data.stats import Stat
 from dagrl.data.tables import write_tables
@@ -23,7 +25,10 @@ from dagrl.ops.response import passages, response_text
 from dagrl.ops.reward import scored_text
 from dagrl.ops.trajectories import first_rows, group_outcomes, is_fresh, own_rows
 from dagrl.ops.turns.settings import policy_images
-from dagrl.rewards.votes import load_vote
+from dagrl.plugins.calls import call_or_stop
+from dagrl.plugins.custom import load_function, located, name_of
+from dagrl.rewards.exact import compared
+from dagrl.rewards.final_answer import final_answer
 
 _UNCHANGED = ("policy_version", "token_version", "finish_reason")
 """Columns that are written as they are."""
@@ -245,3 +250,26 @@ def _at_k(
         yield f"worst@{k}", worst_at_k(rewards, k)
         if votes is not None:
             yield f"maj@{k}", majority_at_k(rewards, votes, k)
+
+
+Answered = Callable[[str], str | None]
+"""From a response to its answer; None if it gives none."""
+
+
+def load_vote(vote: Vote, folder: Path | None = None) -> Answered:
+    """The function of a `Vote`; user modules are also searched in `folder`. Raises ValueError for an unknown name.
+
+    The returned function raises ValueError with its location if the user's function fails.
+    """
+    if vote.fn == "math":
+        return partial(final_answer, strict=vote.args.get("strict", False))
+    if vote.fn == "exact":
+        return partial(compared, **vote.args)
+    return partial(_called, load_function(vote.fn, folder))
+
+
+def _called(function: Callable[[str], object], response: str) -> str | None:
+    answer = call_or_stop(f"data.val_vote {name_of(function)}", function, {}, response)
+    if answer is not None and not isinstance(answer, str):
+        raise ValueError(f"data.val_vote {located(function)} returned {answer!r}; return a text or None")
+    return answer

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dagrl.algorithms.mismatch import mismatch_metrics
+from dagrl.algorithms.rollout_correction import mismatch_metrics
 from dagrl.algorithms.rows import RowReducer
 from dagrl.data.tally import read_tallies
 

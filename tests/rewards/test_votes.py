@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagrl.config.schema.val_metrics import Vote
-from dagrl.rewards.votes import load_vote
+from dagrl.ops.samples import load_vote
 
 
 def test_the_math_reward_votes_by_final_answers() -> None:

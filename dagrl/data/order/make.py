@@ -10,11 +10,10 @@ import numpy as np
 
 from dagrl.config.schema import Pipeline
 from dagrl.config.share import ALL, Share
-from dagrl.data.order.adaptive import Adaptive, AdaptiveRules
 from dagrl.data.order.mixed import MixedSources, Stage, Stages
 from dagrl.data.order.order import PromptOrder
 from dagrl.data.order.own import OwnSampler
-from dagrl.data.order.passes import Passes, RowOrder, Window, in_order, shuffled, sorted_by
+from dagrl.data.order.passes import Adaptive, AdaptiveRules, Passes, RowOrder, Window, in_order, shuffled, sorted_by
 from dagrl.data.order.sampler import Sampler, SourceRows
 from dagrl.data.sources import Source, open_source
 from dagrl.model_files.nested_columns import value_at

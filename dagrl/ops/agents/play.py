@@ -23,7 +23,7 @@ import numpy as np
 from dagrl.backends.base import GenerationRequest
 from dagrl.config.schema import RolloutNode
 from dagrl.data.batch import Batch
-from dagrl.ops.agents.images import RowImages, images_of_rows
+from dagrl.ops.agents.messages import RowImages, images_of_rows
 from dagrl.ops.agents.rows import ScoreGroup, Trajectory, agent_row, responses_of, scored
 from dagrl.ops.agents.running import Agent, WaitingRequest
 from dagrl.ops.agents.session import Ask, Session

@@ -17,8 +17,7 @@ from dagrl.backends.tool_calls import Call, Parser, after_reasoning, begins_reas
 from dagrl.config.errors import counted
 from dagrl.model_files.tokenizer import begun_text
 from dagrl.ops.agents.context_writer import ContextWriter
-from dagrl.ops.agents.images import ImageReader
-from dagrl.ops.agents.messages import JsonObject, Message, key_of, reply_message, with_names
+from dagrl.ops.agents.messages import ImageReader, JsonObject, Message, key_of, reply_message, with_names
 from dagrl.ops.agents.tree import (
     ContextLengthError,
     Exchange,

@@ -17,7 +17,7 @@ from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.function_processes import FunctionProcesses
 from dagrl.ops.agents.functions import FunctionProgram
 from dagrl.ops.agents.gateway import Gateway
-from dagrl.ops.agents.images import ImageReader, RowImages
+from dagrl.ops.agents.messages import ImageReader, RowImages
 from dagrl.ops.agents.programs import CommandProgram, Program, SandboxedProgram, ServiceProgram, Unscored
 from dagrl.ops.agents.rows import ScoreGroup
 from dagrl.ops.base import Context

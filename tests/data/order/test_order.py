@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagrl.data.order.adaptive import Adaptive, AdaptiveRules
 from dagrl.data.order.mixed import MixedSources, Stage, Stages
 from dagrl.data.order.order import PromptOrder
 from dagrl.data.order.own import OwnSampler
-from dagrl.data.order.passes import Passes, in_order, shuffled
+from dagrl.data.order.passes import Adaptive, AdaptiveRules, Passes, in_order, shuffled
 from dagrl.data.order.sampler import Outcome, SourceRows, prompt_id, row_of, source_of
 
 

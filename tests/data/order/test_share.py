@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.config.share import Share
-from dagrl.data.order.adaptive import Adaptive, AdaptiveRules
-from dagrl.data.order.passes import Passes, in_order, shuffled, sorted_by
+from dagrl.data.order.passes import Adaptive, AdaptiveRules, Passes, in_order, shuffled, sorted_by
 
 
 @given(

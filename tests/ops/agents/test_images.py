@@ -28,10 +28,10 @@ from dagrl.data.image_column import images_at, shared_image_columns
 from dagrl.graph.inference import build_graph
 from dagrl.model_files.images import image_starts
 from dagrl.model_files.tokenizer import load_tokenizer
-from dagrl.ops.agents import images as agent_images
+from dagrl.ops.agents import messages as agent_images
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.gateway import Gateway
-from dagrl.ops.agents.images import ImageReader
+from dagrl.ops.agents.messages import ImageReader
 from dagrl.ops.agents.session import Session
 from dagrl.ops.agents.tree import SampledSequence, TrajectoryTree
 from dagrl.ops.base import OpInput
