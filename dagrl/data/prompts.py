@@ -150,8 +150,12 @@ class PromptLoader:
                 cut.append(row)
             kept.append(row)
             tokens.append(fitting)
-        self._check_some_fit()
-        columns = {name: Column.ragged([pieces[place] for pieces in tokens], "int64") for place, name in self._names()}
+        if len(self._passed_over) >= len(self):
+            self._raise_none_fits(len(self))
+        names = ["prompt_tokens", *(f"responses.{place}" for place in range(len(self._limits) - 1))]
+        columns = {
+            name: Column.ragged([pieces[place] for pieces in tokens], "int64") for place, name in enumerate(names)
+        }
         columns |= self._table.texts(kept) | self._table.images(kept)
         return PromptSlice(columns, np.array(kept, dtype=np.int64), tuple(dropped), tuple(cut))
 
@@ -165,13 +169,6 @@ class PromptLoader:
         if not len(taken.rows):
             self._raise_none_fits(len(drawn))
         return taken
-
-    def _names(self) -> list[tuple[int, str]]:
-        return [(place, f"responses.{place - 1}" if place else "prompt_tokens") for place in range(len(self._limits))]
-
-    def _check_some_fit(self) -> None:
-        if len(self._passed_over) >= len(self):
-            self._raise_none_fits(len(self))
 
     def _raise_none_fits(self, rows: int) -> NoReturn:
         passed_over = self._passed_over.values()

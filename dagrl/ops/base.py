@@ -107,10 +107,6 @@ class Resources:
             return self.cache[key]
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """One call of an op: its work, and what the worker has for it."""
@@ -121,7 +117,7 @@ class Context:
     """This rank's engine, if the op has one."""
     begun: Mapping[int, Batch] = field(default_factory=dict)
     """Group -> partial responses from earlier steps: columns of a rollout, rows in the group's order."""
-    aborted: Callable[[], bool] = _never
+    aborted: Callable[[], bool] = lambda: False
     """Only for a rollout: whether it has to end early."""
 
     def work_as[Kind: TaskWork](self, kind: type[Kind]) -> Kind:

@@ -85,6 +85,7 @@ def _further_stats(further: Sequence[Mapping[str, float | str]], column: str) ->
 def _samples(batch: Batch, context: Context) -> Samples:
     tokenizer = context.resources.tokenizer
     prompts = [tokenizer.decode(batch["prompt_tokens"][row], skip_special_tokens=True) for row in range(len(batch))]
+    agent_rewards = batch["agent_reward"].values.tolist() if "agent_reward" in batch else []
     return Samples(
         sample_id=batch.rows.tolist(),
         prompt=prompts,
@@ -94,7 +95,7 @@ def _samples(batch: Batch, context: Context) -> Samples:
         extra_info=[json.loads(text) for text in batch["extra_info"].strings()],
         finish_reason=batch["finish_reason"].strings() if "finish_reason" in batch else (),
         **_turns(batch, context),
-        agent_reward=_agent_rewards(batch),
+        agent_reward=[None if math.isnan(given) else given for given in agent_rewards],
     )
 
 
@@ -106,11 +107,6 @@ def _turns(batch: Batch, context: Context) -> dict[str, Any]:
         "turns": [[response_text(turn.tokens, context) for turn in turns] for turns in own],
         "turn_rewards": [[turn.reward for turn in turns] for turns in own] if "token_reward" in batch else [],
     }
-
-
-def _agent_rewards(batch: Batch) -> list[float | None]:
-    given = batch["agent_reward"].values.tolist() if "agent_reward" in batch else []
-    return [None if math.isnan(reward) else reward for reward in given]
 
 
 def scored_text(batch: Batch, row: int, context: Context) -> str:

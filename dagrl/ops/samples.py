@@ -108,12 +108,15 @@ def _used_rows(batch: Batch, context: Context) -> Batch:
 
 def _table(batch: Batch, context: Context) -> pa.Table:
     decode, rows = context.resources.tokenizer.decode, range(len(batch))
+    # Prompts are shown with one token for each image.
+    settings = context.resources.once("image settings", lambda: policy_images(context))
+    prompts = [batch["prompt_tokens"][row] for row in rows]
     table: dict[str, list] = {
         "sample_id": batch.rows.tolist(),
         "group_id": batch["group_id"].values.tolist(),
         "data_set": batch["data_set"].strings(),
         "data_source": batch["data_source"].strings(),
-        "prompt": [decode(_shortened(batch["prompt_tokens"][row], context)) for row in rows],
+        "prompt": [decode(prompt if settings is None else shortened(prompt, settings)) for prompt in prompts],
         "answer": batch["answer"].strings(),
     }
     if "image_names" in batch:
@@ -174,11 +177,6 @@ def _token_texts(batch: Batch, context: Context) -> list[list[str]]:
     texts = [context.resources.tokenizer.decode([token]) for token in vocabulary.tolist()]
     ends = np.cumsum(tokens.lengths).tolist()
     return [[texts[place] for place in places[begin:end]] for begin, end in pairwise([0, *ends])]
-
-
-def _shortened(prompt: np.ndarray, context: Context) -> np.ndarray:
-    settings = context.resources.once("image settings", lambda: policy_images(context))
-    return prompt if settings is None else shortened(prompt, settings)
 
 
 def _turns(batch: Batch, row: int, context: Context) -> list[dict[str, Any]]:

@@ -104,9 +104,6 @@ def group_outcomes(batch: Batch, data: DataSpec) -> GroupOutcomes | None:
         values = batch["reward"].values.astype(np.float64)
         rewards, passes = means(values), means((values >= data.val_pass_reward).astype(np.float64))
     if "advantage" in batch:
-        advantages = means(np.array([_mean_abs(batch["advantage"][row]) for row in range(len(batch))]))
+        of_tokens = [np.abs(batch["advantage"][row]) for row in range(len(batch))]
+        advantages = means(np.array([float(sizes.mean()) if len(sizes) else 0.0 for sizes in of_tokens]))
     return GroupOutcomes(groups, rewards, passes, advantages)
-
-
-def _mean_abs(values: np.ndarray) -> float:
-    return float(np.abs(values).mean()) if len(values) else 0.0

@@ -89,9 +89,8 @@ class OwnSampler:
         doubles = len(ids) - len(set(ids))
         if doubles:
             twice = next(prompt for place, prompt in enumerate(ids) if prompt in ids[:place])
-            raise ValueError(
-                f"{self._place}.take returns {self._named(twice)} twice for step {step}; return different prompts"
-            )
+            prompt = f"row {row_of(twice)} of {self._sources[source_of(twice)].name}"
+            raise ValueError(f"{self._place}.take returns {prompt} twice for step {step}; return different prompts")
         for prompt in ids:
             self._passed[source_of(prompt)] += 1
         return ids
@@ -117,9 +116,6 @@ class OwnSampler:
         rows = ", ".join(f"{source.name} with {source.rows:,} rows" for source in self._sources)
         message = f"{self._place}.take returns {taken!r:.100}, which is no prompt"
         raise ValueError(f"{message}; return (source, row), or the id of an outcome; there are: {rows}")
-
-    def _named(self, prompt: int) -> str:
-        return f"row {row_of(prompt)} of {self._sources[source_of(prompt)].name}"
 
     def _row(self, step: int, outcome: Outcome) -> dict[str, object]:
         source, row = source_of(outcome.prompt), row_of(outcome.prompt)

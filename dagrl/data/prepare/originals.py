@@ -7,7 +7,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +155,11 @@ def _stream(original: Original, name: str, split: str) -> Iterator[Row]:
     number = 0
     try:
         # Images and the like stay the bytes they are.
-        for row in _undecoded(datasets.load_dataset(name, *configs, split=split, streaming=True)):
+        for row in datasets.load_dataset(name, *configs, split=split, streaming=True).decode(False):
             yield f"{name}, {split} row {number} (the first is 0)", name, row
             number += 1
     except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
         raise _unreachable(name, "the Hugging Face hub", error) from error
-
-
-def _undecoded(rows: Any) -> Iterable[dict[str, Any]]:
-    return rows.decode(False)
 
 
 def _huggingface_folder(name: str, files: Sequence[str]) -> Path:

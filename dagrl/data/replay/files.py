@@ -76,7 +76,7 @@ class BufferFiles:
         names = [*stay[0][1]] if stay else None
         stored = [*stay, *((entry, self._group(entry, names, files)) for entry in moving)]
         if stored:
-            self._write_groups(step, [columns for _, columns in stored])
+            write_tables([table_of(columns) for _, columns in stored], self._rows(step))
         places = {(entry.step, entry.group): place for place, (entry, _) in enumerate(stored)}
         indexed = [
             entry._replace(file=step, place=place, in_file=len(stored))
@@ -100,9 +100,6 @@ class BufferFiles:
         for file in self._steps("step"):
             if file <= step and file not in named:
                 self._rows(file).unlink(missing_ok=True)
-
-    def _write_groups(self, step: int, groups: Sequence[Mapping[str, Column]]) -> None:
-        write_tables([table_of(columns) for columns in groups], self._rows(step))
 
     def _group(
         self, entry: Entry, columns: Collection[str] | None, files: dict[int, pq.ParquetFile]

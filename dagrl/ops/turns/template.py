@@ -234,7 +234,9 @@ class MessageWriter:
         """
         layouts = tuple(answer.layout for answer in answers)
         sizes = [image.shape[:2] for answer in answers for image in answer.images]
-        texts = [self._shortened(part) for answer in answers for part in answer.parts() if part is not None]
+        texts = [part for answer in answers for part in answer.parts() if part is not None]
+        if self._max_tokens is not None:
+            texts = [self._rendered.shortened(text, self._max_tokens) for text in texts]
         if not self._tokenizer.chat_template:
             return np.array(self._bare_tokens(layouts, texts, sizes), dtype=np.int64)
         # The policy may sample an image's token, which ends no turn.
@@ -252,9 +254,6 @@ class MessageWriter:
 
     def image_starts(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
         return self._rendered.image_starts(tokens, images)
-
-    def _shortened(self, text: str) -> str:
-        return text if self._max_tokens is None else self._rendered.shortened(text, self._max_tokens)
 
     def _bare_tokens(
         self, layouts: Sequence[_Layout], texts: Sequence[str], sizes: Sequence[tuple[int, ...]]

@@ -129,7 +129,10 @@ def filter_program(machine: str, *, write_files: bool, connects: bool = False, f
     # The x32 ABI has the same calls under other numbers.
     code += _when(_JUMP_AT_LEAST, _X32_NUMBERS, _return(_KILL))
     if connects:
-        (place, rule) = FORBIDDEN["socket"][known.place], _only_tcp()
+        (place, rule) = (
+            FORBIDDEN["socket"][known.place],
+            _only_streams(_AF_INET),
+        )  # TCP, whose connections Landlock checks
         assert place is not None
         code += _when(_JUMP_EQUAL, place, [*_load(_ARGUMENTS_AT), *rule])
     forbidden = FORBIDDEN | ({} if write_files else CHANGES_NAMES) | (CHANGES_GROUPS if forks else {})
@@ -156,7 +159,7 @@ def _by_argument(machine: _Machine, write_files: bool, forks: bool) -> list[tupl
         (machine.clone, 0, creating),
         (_CLOSE_RANGE, 2, _unless_any_bit(_CLOSE_RANGE_UNSHARE, errno.EPERM)),
         (machine.openat, 2, opening),
-        (machine.socketpair, 0, _only_streams()),
+        (machine.socketpair, 0, _only_streams(_AF_UNIX)),
         # Signals of a file or socket can go to any process of the same user. Leases block other processes, and
         # directory notifications report their changes. The size of pipes counts against a quota of the user.
         (machine.fcntl, 1, _unless_one_of(_F_SETOWN, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ)),
@@ -179,16 +182,10 @@ def _never_cut_short() -> _Code:
     return [*checks, *_return(_ALLOW)]
 
 
-def _only_streams() -> _Code:
-    """Allow pairs of stream sockets only: a datagram socket could send to any other socket that has a name."""
+def _only_streams(family: int) -> _Code:
+    """Allow stream sockets of a family only: a datagram socket could send to any other socket that has a name."""
     kind = [*_load(_ARGUMENTS_AT + 8), (_AND, 0, 0, _SOCK_KINDS), *_when(_JUMP_EQUAL, _SOCK_STREAM, _return(_ALLOW))]
-    return [*_when(_JUMP_EQUAL, _AF_UNIX, [*kind, *_refuse(errno.EPERM)]), *_refuse(errno.EPERM)]
-
-
-def _only_tcp() -> _Code:
-    """Allow TCP sockets, whose connections Landlock checks."""
-    kind = [*_load(_ARGUMENTS_AT + 8), (_AND, 0, 0, _SOCK_KINDS), *_when(_JUMP_EQUAL, _SOCK_STREAM, _return(_ALLOW))]
-    return [*_when(_JUMP_EQUAL, _AF_INET, [*kind, *_refuse(errno.EPERM)]), *_refuse(errno.EPERM)]
+    return [*_when(_JUMP_EQUAL, family, [*kind, *_refuse(errno.EPERM)]), *_refuse(errno.EPERM)]
 
 
 def _unless_one_of(*values: int) -> _Code:
