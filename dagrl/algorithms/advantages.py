@@ -1,4 +1,7 @@
-"""Advantage estimators without a critic, in float64 numpy; `dagrl.algorithms.token_returns` has the others."""
+"""Advantage estimators without a critic, in float64 numpy; `dagrl.algorithms.token_returns` has the others.
+
+Unless a docstring says otherwise, arguments, result, errors and constant groups are as in `grpo_advantages`.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,6 @@ def rloo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Co
 
     REINFORCE leave-one-out (arXiv 2402.14740, section 3.3): the baseline of a response does not depend on it, so the
     policy gradient is unbiased. It equals n / (n - 1) times the deviation from the group's mean.
-
-    Arguments, result, errors and constant groups are as in `grpo_advantages`.
     """
     centred, group, sizes = _centred(rewards, groups, np.ones(len(mask)))
     return _per_token(centred * (sizes / np.maximum(sizes - 1, 1))[group], mask)
@@ -59,8 +60,6 @@ def opo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Col
 
     On-policy RL with optimal reward baseline (arXiv 2505.23585). The baseline of least variance weights rewards by the
     squared norm of their response's gradient, which the paper assumes to grow as the length l, the trained tokens.
-
-    Arguments, result, errors and constant groups are as in `grpo_advantages`.
     """
     return _per_token(_centred(rewards, groups, trained_tokens(mask))[0], mask)
 
@@ -90,8 +89,6 @@ def opmd_advantages(
     r - tau log(policy / sampled) = tau log Z for every response, with Z = E[exp(r / tau)] (Kimi k1.5, arXiv
     2501.12599, section 2.3.2). `baseline` selects the estimate of tau log Z: ``logavgexp`` is tau log(mean(exp(r /
     tau))) over the group, ``mean`` its limit for large tau, which Kimi and Trinity-RFT (arXiv 2505.17826) prefer.
-
-    Arguments, result, errors and constant groups are as in `grpo_advantages`.
     """
     if baseline == "mean":
         return grpo_advantages(rewards, groups, mask, normalize_by_std=False)
@@ -112,8 +109,6 @@ def gpg_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Col
 
     Group policy gradient (arXiv 2504.02546): groups whose rewards are all equal have no gradient, but count in the
     average of the loss; alpha = responses / responses of the other groups compensates. Its loss is ``reinforce``.
-
-    Arguments, result, errors and constant groups are as in `grpo_advantages`, for the whole batch.
     """
     centred, group, sizes = _centred(rewards, groups, np.ones(len(mask)))
     telling = ~_constant_groups(_finite(rewards), group, len(sizes))[group]
@@ -215,8 +210,6 @@ def grpo_passk_advantages(
 
     Best-of-k policy gradient (arXiv 2503.19595), in the form of verl's ``grpo_passk``: without the best response, the
     group's best reward would be the second. Without `normalize_by_std` the lead itself.
-
-    Arguments, result, errors and constant groups are as in `grpo_advantages`.
     """
     scaled = _deviations(rewards, groups, normalize_by_std)
     _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)

@@ -4,7 +4,7 @@ model behind an endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from dagrl.config.errors import counted
 from dagrl.config.schema import LogprobNode
 from dagrl.data.batch import Batch, Column, view_of
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.trajectories import spread_rows
 from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function, located
 from dagrl.plugins.declarations import rule_columns
@@ -44,7 +45,11 @@ def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     batches = [part.batch if rows is None else part.batch.take(rows) for part, rows in zip(parts, chosen, strict=True)]
     scored = (_over_endpoint if node.endpoint else _on_engine)(batches, node, context)
     for part, rows, columns in zip(parts, chosen, scored, strict=True):
-        yield Output((part.index,), part.batch.rows, for_every_row(columns, rows, part.batch))
+        if rows is not None:
+            is_selected = np.isin(np.arange(len(part.batch)), rows)
+            offsets = np.concatenate([[0], np.cumsum(part.batch["response_tokens"].lengths)])
+            columns = spread_rows(columns, is_selected, offsets)
+        yield Output((part.index,), part.batch.rows, columns)
 
 
 def _on_engine(batches: Sequence[Batch], node: LogprobNode, context: Context) -> Iterator[dict[str, Column]]:
@@ -129,24 +134,6 @@ def selected_rows(node: LogprobNode, batch: Batch, context: Context) -> np.ndarr
             raise ValueError(f"`rows` selects by one value a row, and `{name}` has several; name another column")
         chosen &= np.array([value in values for value in of_rows], dtype=bool)
     return np.flatnonzero(chosen)
-
-
-def for_every_row(columns: Mapping[str, Column], rows: np.ndarray | None, batch: Batch) -> dict[str, Column]:
-    """Token columns of the selected `rows` as those of `batch`: NaN in the other rows, or -1 in columns of integers."""
-    if rows is None or len(rows) == len(batch):
-        return dict(columns)
-    tokens = batch["response_tokens"]
-    offsets = np.concatenate([[0], np.cumsum(tokens.lengths)])
-    is_selected = np.zeros(len(batch), dtype=bool)
-    is_selected[rows] = True
-    at = np.repeat(is_selected, tokens.lengths)
-    spread = {}
-    for name, column in columns.items():
-        missing = np.nan if column.values.dtype.kind == "f" else -1
-        values = np.full((len(at), *column.values.shape[1:]), missing, dtype=column.values.dtype)
-        values[at] = column.values
-        spread[name] = Column(values, offsets)
-    return spread
 
 
 def _by_function(place: str, batch: Batch, context: Context) -> np.ndarray:

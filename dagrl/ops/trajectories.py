@@ -71,13 +71,24 @@ def for_all_rows(columns: Mapping[str, Column], own: Batch, batch: Batch) -> dic
     """Expand columns of the `own` rows to all rows of `batch`, ragged as ``response_mask``, with 0 for others."""
     if len(own) == len(batch):
         return dict(columns)
-    mask = batch["response_mask"]
-    is_own = np.repeat(_is_own(batch), mask.lengths)
+    return spread_rows(columns, _is_own(batch), batch["response_mask"].offsets, missing=0)
+
+
+def spread_rows(
+    columns: Mapping[str, Column], selected: np.ndarray, offsets: np.ndarray | None, *, missing: float | None = None
+) -> dict[str, Column]:
+    """Token columns of the `selected` rows, bool [rows], for all rows, whose tokens are at `offsets`.
+
+    Other rows have the value `missing`: by default NaN, or -1 in columns of integers.
+    """
+    assert offsets is not None, "tokens are ragged"
+    at = np.repeat(selected, np.diff(offsets))
     spread = {}
     for name, column in columns.items():
-        values = np.zeros(len(mask.values), dtype=column.values.dtype)
-        values[is_own] = column.values
-        spread[name] = Column(values, mask.offsets)
+        fill = missing if missing is not None else np.nan if column.values.dtype.kind == "f" else -1
+        values = np.full((len(at), *column.values.shape[1:]), fill, dtype=column.values.dtype)
+        values[at] = column.values
+        spread[name] = Column(values, offsets)
     return spread
 
 

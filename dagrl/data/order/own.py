@@ -89,8 +89,8 @@ class OwnSampler:
         doubles = len(ids) - len(set(ids))
         if doubles:
             twice = next(prompt for place, prompt in enumerate(ids) if prompt in ids[:place])
-            prompt = f"row {row_of(twice)} of {self._sources[source_of(twice)].name}"
-            raise ValueError(f"{self._place}.take returns {prompt} twice for step {step}; return different prompts")
+            shown = f"row {row_of(twice)} of {self._sources[source_of(twice)].name}"
+            raise ValueError(f"{self._place}.take returns {shown} twice for step {step}; return different prompts")
         for prompt in ids:
             self._passed[source_of(prompt)] += 1
         return ids
