@@ -32,7 +32,7 @@ def test_mbpps_single_file_is_split_by_task(originals, prepared, capsys) -> None
         "train": [601, 974],
         "test": [11, 510],
     }
-    assert "  2 read;" in capsys.readouterr().out
+    assert "train.parquet: 2 rows\n" in capsys.readouterr().out
 
 
 def test_mbpps_asserts_judge_a_solution(originals, prepared, capsys) -> None:

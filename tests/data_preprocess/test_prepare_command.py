@@ -15,9 +15,6 @@ from types import ModuleType
 import pyarrow.parquet as pq
 import pytest
 
-from dagrl.config.schema import TokenizerSpec
-from dagrl.model_files.tokenizer import make_tokenizer
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -50,37 +47,8 @@ def test_the_report_adds_up(originals, prepared, tmp_path: Path, capsys) -> None
     train = report["train"]
     assert (train["read"], train["kept"]) == (7, 3)
     assert train["dropped"] == {"no question": 2, 'no final answer after "####"': 2}
-    # "1. How many?" has 12 characters, the long one 303.
-    assert {key: train["prompt_length"][key] for key in ("unit", "shortest", "median", "longest")} == {
-        "unit": "characters",
-        "shortest": 12,
-        "median": 12,
-        "longest": 303,
-    }
-    histogram = train["prompt_length"]["histogram"]
-    assert [(each["from"], each["rows"]) for each in histogram] == [
-        (8, 2),
-        (16, 0),
-        (32, 0),
-        (64, 0),
-        (128, 0),
-        (256, 1),
-    ]
     assert report["test"]["kept"] == 1
-    assert "  7 read; prompt length in characters: shortest 12, median 12" in capsys.readouterr().out
-
-
-def test_with_a_tokenizer_lengths_are_tokens_of_the_whole_chat(originals, prepared, tmp_path: Path) -> None:
-    folder = originals(train_DOT_jsonl=[question(1, "ö")], test_DOT_jsonl=[question(2)])
-    prepared("gsm8k", folder, "--tokenizer", "bytes", "--instruction", "")
-    lengths = json.loads((tmp_path / "out" / "report.json").read_text())["splits"]["train"]["prompt_length"]
-    assert (lengths["unit"], lengths["shortest"]) == ("tokens", len("1. ö".encode()))
-    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
-    tokenizer.chat_template = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    prepared("gsm8k", folder, "--tokenizer", str(tmp_path / "tokenizer"), "--instruction", "")
-    lengths = json.loads((tmp_path / "out" / "report.json").read_text())["splits"]["train"]["prompt_length"]
-    assert lengths["shortest"] == len("<user>1. ö".encode())
+    assert "train.parquet: 3 rows; dropped 2: no question; dropped 2: no final answer" in capsys.readouterr().out
 
 
 def test_limit_and_splits_read_less(originals, prepared) -> None:
@@ -163,9 +131,6 @@ def test_user_errors_are_one_sentence(originals, fails, tmp_path: Path) -> None:
     assert fails("--source", str(tmp_path / "gone")).startswith(f"there is no folder {tmp_path}/gone; --source is")
     assert fails("--source", str(folder / "train.jsonl")).endswith("is the folder that holds the original files")
     assert fails(*source) == 'none of the 3 rows of train can be used; dropped 3: no final answer after "####"'
-    assert "gone is no folder; give a Hugging Face folder on this machine, or bytes" in fails(
-        *source, "--tokenizer", str(tmp_path / "gone")
-    )
     assert fails(*source, "--limit", "0").endswith("0 is not a number of rows above 0")
     assert "--splits: invalid choice: 'dev'" in fails(*source, "--splits", "dev")
     assert "--hub: invalid choice: 'nowhere'" in fails("--hub", "nowhere")
@@ -186,14 +151,6 @@ def test_half_a_character_is_reported_with_its_line(originals, fails) -> None:
         assert fails("--source", str(folder)).endswith(
             "train.jsonl:2: '\\ud83d' is half of a character, which no file can hold; mend the row"
         )
-
-
-def test_a_tokenizer_without_a_chat_template_is_refused(originals, fails, tmp_path: Path) -> None:
-    tokenizer = make_tokenizer(TokenizerSpec(kind="bytes"))
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(tmp_path / "plain")
-    folder = originals(train_DOT_jsonl=[question(1)], test_DOT_jsonl=[question(1)])
-    assert "has no chat template" in fails("--source", str(folder), "--tokenizer", str(tmp_path / "plain"))
 
 
 def test_a_full_disk_is_a_sentence(originals, fails, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,74 +7,26 @@ import hashlib
 import json
 import shutil
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from dagrl.config.errors import bounded, counted
 from dagrl.data.prepare.dataset import DataSet, Drop, Record
 from dagrl.data.prepare.originals import HUBS, records
 from dagrl.data.prompt_file import PromptRow, write_prompts
 
-_BAR = 40
-
 
 @dataclass(slots=True)
 class SplitReport:
     """Counts of one split, filled in row by row."""
 
-    unit: str
-    """What lengths are counted in: characters or tokens."""
     read: int = 0
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    lengths: Counter[int] = field(default_factory=Counter)
-
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "read": self.read,
-            "kept": self.kept,
-            "dropped": dict(self.dropped.most_common()),
-            "prompt_length": {
-                "unit": self.unit,
-                **self.quantiles(),
-                "histogram": [{"from": low, "below": 2 * low, "rows": rows} for low, rows in self.bins()],
-            },
-        }
-
-    def quantiles(self) -> dict[str, int]:
-        """Shortest, median, 95 of 100, and longest prompt; empty without prompts."""
-        lengths = list(self.lengths.elements())
-        if not lengths:
-            return {}
-        shares = {"shortest": 0.0, "median": 0.5, "p95": 0.95, "longest": 1.0}
-        return {name: int(np.quantile(lengths, share, method="lower")) for name, share in shares.items()}
-
-    def bins(self) -> list[tuple[int, int]]:
-        """Prompts by the power of two below their length, without gaps: [(low, prompts of low..2*low-1)]."""
-        if not self.kept:
-            return []
-        counts: Counter[int] = Counter()
-        for length, rows in self.lengths.items():
-            counts[max(length, 1).bit_length() - 1] += rows
-        return [(1 << power, counts[power]) for power in range(min(counts), max(counts) + 1)]
-
-    def lines(self) -> list[str]:
-        quantiles = ", ".join(f"{name} {length:,}" for name, length in self.quantiles().items())
-        lines = [f"  {self.read:,} read; prompt length in {self.unit}: {quantiles}"]
-        most = max((rows for _, rows in self.bins()), default=0)
-        width = max((len(f"{2 * low - 1:,}") for low, _ in self.bins()), default=0)
-        for low, rows in self.bins():
-            bar = "#" * -(-rows * _BAR // most)
-            lines.append(f"  {low:>{width},} to {2 * low - 1:>{width},}  {rows:>9,}  {bar}".rstrip())
-        return lines
 
     def drops(self) -> str:
         return "".join(f"; dropped {rows:,}: {reason}" for reason, rows in self.dropped.items())
@@ -119,9 +71,6 @@ def exit_on_errors(script: str) -> Iterator[None]:
         raise end from None
 
 
-Length = Callable[[PromptRow], int]
-
-
 def run(data_set: DataSet, arguments: list[str] | None = None) -> None:
     """Do what the command line (or `arguments`) asks. A mistake of the user ends it with one sentence and status 2.
 
@@ -155,9 +104,6 @@ def _options(data_set: DataSet, arguments: list[str] | None) -> argparse.Namespa
         "--splits", nargs="+", choices=splits, default=splits, metavar="SPLIT", help="default: " + " ".join(splits)
     )
     parser.add_argument("--limit", type=_positive, help="read only so many rows of each split")
-    parser.add_argument(
-        "--tokenizer", help="a Hugging Face folder, or bytes: report prompt lengths in its tokens, not in characters"
-    )
     if data_set.instruction:
         shown = data_set.instruction.replace("%", "%%")
         parser.add_argument(
@@ -174,21 +120,22 @@ def _positive(text: str) -> int:
 
 
 def _write(data_set: DataSet, options: argparse.Namespace) -> None:
-    length, unit = _measure(options.tokenizer)
     reports = {}
     with all_or_nothing(options.local_dir) as stage:
         for split in dict.fromkeys(options.splits):
-            report = reports[split] = SplitReport(unit)
-            start = time.monotonic()
+            report = reports[split] = SplitReport()
             original = data_set.originals[split]
             if options.hub_split:
                 original = replace(original, hub_split=options.hub_split)
             rows = records(original, split, options.source, options.hub, options.hub_name)
             instruction = getattr(options, "instruction", "")
-            prompts = _prompts(data_set, islice(rows, options.limit), instruction, report, length)
+            prompts = _prompts(data_set, islice(rows, options.limit), instruction, report)
             _write_split(data_set, prompts, stage / f"{split}.parquet", report)
-            _say(options.local_dir / f"{split}.parquet", report, time.monotonic() - start)
-        summary = {split: report.as_dict() for split, report in reports.items()}
+            print(f"{options.local_dir / split}.parquet: {counted(report.kept, 'row')}{report.drops()}")
+        summary = {
+            split: {"read": report.read, "kept": report.kept, "dropped": dict(report.dropped.most_common())}
+            for split, report in reports.items()
+        }
         text = json.dumps({"data_set": data_set.name, "splits": summary}, indent=2, ensure_ascii=False)
         (stage / "report.json").write_text(text + "\n", encoding="utf-8")
 
@@ -214,7 +161,6 @@ def _prompts(
     rows: Iterable[Record],
     instruction: str,
     report: SplitReport,
-    length: Length,
 ) -> Iterator[PromptRow]:
     seen: dict[bytes, str] = {}
     for record in rows:
@@ -230,7 +176,6 @@ def _prompts(
         assert isinstance(row, PromptRow)
         _check_text(row, record.place)
         report.kept += 1
-        report.lengths[length(row)] += 1
         yield row
 
 
@@ -253,35 +198,3 @@ def _repeated(row: PromptRow, seen: dict[bytes, str]) -> str | None:
         seen[digest] = row.answer
         return None
     return "asked before" if seen[digest] == row.answer else "asked before, with another answer"
-
-
-def _say(path: Path, report: SplitReport, seconds: float) -> None:
-    print(f"{path}: {counted(report.kept, 'row')}{report.drops()}")
-    for line in report.lines():
-        print(line)
-    print(f"  {seconds:.1f} s")
-
-
-def _measure(tokenizer: str | None) -> tuple[Length, str]:
-    """How long a prompt is, and the unit of that. With a tokenizer, as the prompt loader counts: by chat template."""
-    if tokenizer is None:
-        return _characters, "characters"
-    from dagrl.config.schema import ModelSpec, TokenizerSpec
-    from dagrl.model_files.tokenizer import chat_text, load_tokenizer
-
-    named: Any = TokenizerSpec(kind="bytes") if tokenizer == "bytes" else Path(tokenizer)
-    if isinstance(named, Path) and not named.is_dir():
-        raise ValueError(f"--tokenizer {tokenizer} is no folder; give a Hugging Face folder on this machine, or bytes")
-    loaded = load_tokenizer(ModelSpec(init={}, tokenizer=named))
-    if not loaded.chat_template:
-        fact = f"the tokenizer {tokenizer} has no chat template, and the prompts are chats"
-        raise ValueError(f"{fact}; give the tokenizer of an instruction-tuned model")
-
-    def tokens(row: PromptRow) -> int:
-        return len(loaded.encode(chat_text(loaded, row.messages), add_special_tokens=False))
-
-    return tokens, "tokens"
-
-
-def _characters(row: PromptRow) -> int:
-    return sum(len(message["content"]) for message in row.messages)
