@@ -37,7 +37,7 @@ def find_manager() -> LoRAManager:
     """The LoRAManager of a scheduler process. SGLang gives weight loaders only the model, which does not name it."""
     from sglang.srt.lora.lora_manager import LoRAManager
 
-    return next(each for each in gc.get_objects() if type(each) is LoRAManager)
+    return next(candidate for candidate in gc.get_objects() if type(candidate) is LoRAManager)
 
 
 class SglangAdapters:
@@ -71,10 +71,10 @@ class SglangAdapters:
         """Where `take` has put tensors of these names. Raises LookupError for layers of another kind."""
         pool = self._manager.memory_pool
         slot = pool.uid_to_buffer_id[NAME]
-        found: dict[str, list[Place]] = {}
+        places: dict[str, list[Place]] = {}
         for layer, name, parts in _server_layers(shapes):
             modules = self._manager.lora_modules[layer].items()
-            module = next((each for path, each in modules if path.endswith(f".{name}")), None)
+            module = next((module for path, module in modules if path.endswith(f".{name}")), None)
             if module is None or name not in pool.A_buffer:
                 raise LookupError(f"layer {layer} has no {name} with adapters")
             a, b = pool.A_buffer[name][layer][slot], pool.B_buffer[name][layer][slot]
@@ -86,12 +86,12 @@ class SglangAdapters:
             begin = 0
             for index, (part, height) in enumerate(zip(parts, heights, strict=True)):
                 into = a[index * rank : (index + 1) * rank, : len(columns)]
-                found[f"{part}.lora_A.weight"] = [Place(into, column=int(columns[0]))]
+                places[f"{part}.lora_A.weight"] = [Place(into, column=int(columns[0]))]
                 (own,) = torch.nonzero((rows >= begin) & (rows < begin + height), as_tuple=True)
                 into = b[int(own[0]) : int(own[-1]) + 1, :rank]
-                found[f"{part}.lora_B.weight"] = [Place(into, row=int(rows[own[0]]) - begin)]
+                places[f"{part}.lora_B.weight"] = [Place(into, row=int(rows[own[0]]) - begin)]
                 begin += height
-        return found
+        return places
 
 
 def _server_layers(names: Mapping[str, object]) -> Iterator[tuple[int, str, list[str]]]:
@@ -100,7 +100,7 @@ def _server_layers(names: Mapping[str, object]) -> Iterator[tuple[int, str, list
         if (match := _LAYER.fullmatch(name)) is None:
             continue
         prefix, _, last = match[1].rpartition(".")
-        joined = next((each for each, parts in _JOINED.items() if last in parts), None)
+        joined = next((whole for whole, parts in _JOINED.items() if last in parts), None)
         if joined is None:
             yield int(match[2]), last, [match[1]]
         elif last == _JOINED[joined][0]:

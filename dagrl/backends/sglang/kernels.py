@@ -38,17 +38,17 @@ def compile_ahead(server_args: ServerArgs) -> None:
     os.environ["TVM_FFI_CUDA_ARCH_LIST"] = get_jit_cuda_arch().target_name
     ranks = server_args.tp_size // (server_args.dp_size if server_args.enable_dp_attention else 1)
     dtype = getattr(torch, server_args.dtype, torch.bfloat16)
-    found = kernels(
+    needed = kernels(
         config.get("text_config", config),
         ranks=ranks,
         dtype=dtype,
         cache_bytes=1 if server_args.kv_cache_dtype.startswith("fp8") else 2,
     )
     if ranks > 1 and not server_args.disable_custom_all_reduce:
-        found += all_reduce_kernels(ranks, dtype)
+        needed += all_reduce_kernels(ranks, dtype)
     if (config.get("quantization_config") or {}).get("quant_method") == "fp8":
-        found += fp8_kernels(dtype)
-    for kernel in found:
+        needed += fp8_kernels(dtype)
+    for kernel in needed:
         threading.Thread(target=_compile, args=(kernel,), daemon=True).start()
 
 
@@ -70,17 +70,17 @@ def kernels(config: Mapping[str, Any], *, ranks: int, dtype: torch.dtype, cache_
         return []
     head_size = config.get("head_dim") or config["hidden_size"] // heads
     row_bytes = max(1, (config.get("num_key_value_heads") or heads) // ranks) * head_size * cache_bytes
-    found: list[partial[object]] = [
+    needed: list[partial[object]] = [
         partial(activation_module, dtype),
         partial(_jit_clamp_position_module, torch.int64),
         partial(_jit_kvcache_module, row_bytes, row_bytes),
     ]
     if head_size in _ROPE_HEADS:
         rotated = int(head_size * (config.get("partial_rotary_factor") or 1))
-        found.append(partial(_jit_fused_rope_module, True, rotated, dtype, dtype))
+        needed.append(partial(_jit_fused_rope_module, True, rotated, dtype, dtype))
         # Not every model normalizes queries and keys; one compilation in vain takes no longer than the others.
-        found.append(partial(_jit_qknorm_module, head_size, dtype))
-    return found
+        needed.append(partial(_jit_qknorm_module, head_size, dtype))
+    return needed
 
 
 def all_reduce_kernels(ranks: int, dtype: torch.dtype) -> list[partial[object]]:

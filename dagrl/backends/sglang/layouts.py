@@ -42,7 +42,7 @@ def ladders(engine: PlannedEngine[SglangEngineSpec], room: Room) -> Iterator[Lad
     def changes(key: str, values: Iterator[object]) -> list[Edit]:
         return [Edit({("engines", engine.name, "server", key): value}) for value in values]
 
-    fractions = changes("mem_fraction_static", (each for each in near if each != given))
+    fractions = changes("mem_fraction_static", (value for value in near if value != given))
     sizes = changes("tp_size", doubled(int(fields.get("tp_size", 1)), min(room.ranks, _WIDEST_SERVER)))
     yield from general_ladders(engine)
     yield Ladder(fractions)

@@ -82,12 +82,12 @@ class SglangServer(RunningServer):
             self._end_processes()
 
     def _own_processes(self) -> list[psutil.Process]:
-        found: list[psutil.Process] = []
-        for process in filter(lambda each: each.is_alive(), self._processes):
+        processes: list[psutil.Process] = []
+        for process in filter(lambda process: process.is_alive(), self._processes):
             with contextlib.suppress(psutil.NoSuchProcess):
                 parent = psutil.Process(process.pid)
-                found += [*parent.children(recursive=True), parent]
-        return found
+                processes += [*parent.children(recursive=True), parent]
+        return processes
 
     def _end_processes(self) -> None:
         super()._end_processes()

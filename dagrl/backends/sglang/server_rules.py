@@ -52,20 +52,20 @@ class _Rules(ServerRules[SglangEngineSpec]):
         group = self.group
         if group is None:
             return
-        each, depends = self.engine.gpus_per_server, ("groups", str(self.engine.group))
+        size, depends = self.engine.gpus_per_server, ("groups", str(self.engine.group))
         largest = self.largest("tp_size", "pp_size", "dp_size")
         per_node = group.gpus_per_node or group.cpus_per_node
-        if group.is_cpu and each > 1:
+        if group.is_cpu and size > 1:
             self.error(largest, "a server on CPU slots takes one of them; leave it at 1", depends)
-        elif group.ranks % each:
-            message = f"a server takes {each} GPUs, which do not divide the {group.ranks} of group"
+        elif group.ranks % size:
+            message = f"a server takes {size} GPUs, which do not divide the {group.ranks} of group"
             remedy = f"choose sizes whose product divides {group.ranks}, or change the group"
             self.error(largest, f"{message} `{self.engine.group}`; {remedy}", depends)
-        elif max(each, per_node) % min(each, per_node):
-            message = f"a server of {each} GPUs would lie on parts of machines with {per_node} GPUs"
+        elif max(size, per_node) % min(size, per_node):
+            message = f"a server of {size} GPUs would lie on parts of machines with {per_node} GPUs"
             self.error(largest, f"{message}; choose a divisor or a multiple of {per_node}", depends)
-        elif each > per_node:
-            self._check_across_nodes(each // per_node, depends)
+        elif size > per_node:
+            self._check_across_nodes(size // per_node, depends)
 
     def _check_across_nodes(self, nodes: int, depends: Place) -> None:
         tensor, stages = self.given.get("tp_size", 1), self.given.get("pp_size", 1)

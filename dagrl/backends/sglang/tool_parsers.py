@@ -54,8 +54,8 @@ def tool_parser(name: str, schemas: Sequence[Mapping[str, Any]]) -> Parser:
         ids = _ids(answer)
         if len(calls) == len(ids) == len(set(ids)):
             calls = [
-                replace(call, id=each) if isinstance(call, Call) else call
-                for call, each in zip(calls, ids, strict=True)
+                replace(call, id=own_id) if isinstance(call, Call) else call
+                for call, own_id in zip(calls, ids, strict=True)
             ]
         return calls or [MalformedCall("no tool call could be parsed that names an existing tool")]
 

@@ -21,7 +21,7 @@ _ID = 1
 
 def least_rank(rank: int) -> int:
     """The smallest ``max_lora_rank`` for adapters of `rank`."""
-    return next(each for each in RANKS if each >= rank)
+    return next(size for size in RANKS if size >= rank)
 
 
 def adapter_request() -> LoRARequest:
@@ -70,7 +70,7 @@ class VllmAdapters:
     def places(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[Place]]:
         """Where `take` has put tensors of these names. Raises LookupError for layers of another kind."""
         slot = self._manager.lora_index_to_id.index(_ID)
-        found: dict[str, list[Place]] = {}
+        places: dict[str, list[Place]] = {}
         for path, module in self._manager.modules.items():
             prefix, _, last = path.rpartition(".")
             parts = [f"{prefix}.{part}" for part in self._manager.packed_modules_mapping.get(last, [last])]
@@ -88,6 +88,6 @@ class VllmAdapters:
                 own_columns, own_rows = columns[index][0], rows[index][:, 0]
                 a = module.lora_a_stacked[index][slot, 0, :rank, : len(own_columns)]
                 b = module.lora_b_stacked[index][slot, 0, : len(own_rows), :rank]
-                found[f"{part}.lora_A.weight"] = [Place(a, column=int(own_columns[0]))]
-                found[f"{part}.lora_B.weight"] = [Place(b, row=int(own_rows[0]), factor=self._alpha / rank)]
-        return found
+                places[f"{part}.lora_A.weight"] = [Place(a, column=int(own_columns[0]))]
+                places[f"{part}.lora_B.weight"] = [Place(b, row=int(own_rows[0]), factor=self._alpha / rank)]
+        return places

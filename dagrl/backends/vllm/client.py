@@ -166,9 +166,9 @@ class Client:
         if last is None or last.prompt_logprobs is None or last.outputs[0].finish_reason == "abort":
             return None
         # The first token has none; each other one has its own, and those of the likeliest.
-        flat, each = last.prompt_logprobs, top_k + 1
-        ids = np.array(flat.token_ids, np.int64).reshape(-1, each)[start - 1 :]
-        values = np.array(flat.logprobs, np.float32).reshape(-1, each)[start - 1 :]
+        flat, columns = last.prompt_logprobs, top_k + 1
+        ids = np.array(flat.token_ids, np.int64).reshape(-1, columns)[start - 1 :]
+        values = np.array(flat.logprobs, np.float32).reshape(-1, columns)[start - 1 :]
         return ResponseScores(ids[:, 0], values[:, 0], ids[:, 1:].astype(np.int32), values[:, 1:])
 
     def tokens_of(self, rid: str) -> int:

@@ -38,9 +38,9 @@ def weights_on_a_gpu(engine: PlannedEngine[VllmEngineSpec]) -> int:
     """Bytes of weights on one GPU of a server, linear layers in fp8 or 16 bits; copies of attention share experts."""
     shape, spec = engine.shape, engine.spec
     experts = sum(shape.layer(index).experts for index in shape.positions)
-    each = 1 if spec.taken_fp8 else 2
-    others = 2 * (shape.parameters - experts) - (2 - each) * (shape.matrices - experts)
-    return others // spec.tensor_size + each * experts // spec.gpus_per_server
+    value = 1 if spec.taken_fp8 else 2
+    others = 2 * (shape.parameters - experts) - (2 - value) * (shape.matrices - experts)
+    return others // spec.tensor_size + value * experts // spec.gpus_per_server
 
 
 def cache_value_bytes(engine: PlannedEngine[VllmEngineSpec]) -> int:

@@ -41,13 +41,13 @@ def _check_place(rules: ServerRules[VllmEngineSpec]) -> None:
     engine = rules.engine
     if rules.group is None:
         return
-    each, per_node = engine.gpus_per_server, rules.group.gpus_per_node or rules.group.cpus_per_node
+    size, per_node = engine.gpus_per_server, rules.group.gpus_per_node or rules.group.cpus_per_node
     larger = "data_parallel_size" if engine.attention_copies > engine.tensor_size else "tensor_parallel_size"
-    if rules.group.is_cpu and each > 1:
+    if rules.group.is_cpu and size > 1:
         message = "a server on CPU slots takes one of them; leave it at 1"
         rules.error(larger, message, ("groups",), code="server-on-cpus")
-    elif per_node % each:
-        message = f"a server takes {each} GPUs, which do not divide the {per_node} of a machine; choose a divisor"
+    elif per_node % size:
+        message = f"a server takes {size} GPUs, which do not divide the {per_node} of a machine; choose a divisor"
         rules.error(larger, message, ("groups",), code="servers-do-not-divide")
 
 
@@ -66,7 +66,7 @@ def _warn_of_truncation(rules: ServerRules[VllmEngineSpec]) -> None:
     vLLM has log-probs before temperature or after everything; hf and SGLang have them between the two.
     """
     rollouts = [name for name, node in rules.nodes() if isinstance(node, RolloutNode)]
-    samplings = [each for name in rollouts for each in rules.pipeline.samplings(name, validated=False).items()]
+    samplings = [pair for name in rollouts for pair in rules.pipeline.samplings(name, validated=False).items()]
     for section, sampling in samplings:
         given = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
         if cut := [field for field, cuts in given.items() if cuts]:

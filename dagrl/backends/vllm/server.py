@@ -73,7 +73,7 @@ class VllmServer(RunningServer):
     def _cause(self, failure: BaseException) -> str:
         if isinstance(failure, ValidationError):
             # pydantic, which checks vLLM's arguments, adds all of its input.
-            return "; ".join(each["msg"] for each in failure.errors())
+            return "; ".join(error["msg"] for error in failure.errors())
         if not str(failure).startswith(_CORE_FAILED):
             # vLLM ends its cores after such a failure, too.
             return str(failure)
@@ -102,7 +102,7 @@ class VllmServer(RunningServer):
         self.engine.shutdown()
 
     def _own_processes(self) -> list[psutil.Process]:
-        return [each for each in _children() if each not in self._others]
+        return [child for child in _children() if child not in self._others]
 
 
 def _children() -> list[psutil.Process]:
