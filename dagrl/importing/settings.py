@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,14 @@ class Settings:
     """The settings of a source by key; the last of several wins, as in all of these frameworks."""
 
     by_key: dict[str, Setting] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: Iterable[Setting]) -> Settings:
+        """The settings of an iterable."""
+        made = cls()
+        for setting in settings:
+            made.add(setting)
+        return made
 
     def add(self, setting: Setting) -> None:
         """Add a setting, in place of an earlier one of the same key."""

@@ -54,17 +54,9 @@ def read_source(
 
 
 def _read_yaml(path: Path, arguments: Sequence[str], variables: Mapping[str, str], framework: str | None) -> Source:
-    read = [*_parents(path), *read_yaml(path)]
-    settings = Settings()
-    for setting in read:
-        settings.add(setting)
-    if framework is None or FRAMEWORKS[framework].is_hydra:
-        for index, text in enumerate(arguments, start=1):
-            _add_override(settings, Word(text, "command line", index))
-    else:
-        for index, text in enumerate(arguments, start=1):
-            key, _, value = text.partition("=")
-            settings.add(Setting(key, parse_scalar(value), "command line", index))
+    settings = Settings.of([*_parents(path), *read_yaml(path)])
+    for index, text in enumerate(arguments, start=1):
+        _add_override(settings, Word(text, "command line", index))
     sections = {setting.key.split(".")[0] for setting in settings}
     name = framework or next(
         (name for name, candidate in FRAMEWORKS.items() if sections & set(candidate.sections)), None
@@ -75,10 +67,7 @@ def _read_yaml(path: Path, arguments: Sequence[str], variables: Mapping[str, str
         raise ImportProblem(f"{path}: belongs to no known framework ({known}); give --from NAME")
     if name == "roll" and not {"actor_infer", "student_infer"} & sections:
         raise ImportProblem(f"{path}: is no pipeline of ROLL with rollouts; see docs/offline.md for `sft` and `dpo`")
-    final = Settings()
-    for setting in resolved(list(settings), variables):
-        final.add(setting)
-    return Source(name, final)
+    return Source(name, Settings.of(resolved(list(settings), variables)))
 
 
 def _parents(path: Path) -> list[Setting]:

@@ -288,17 +288,16 @@ def translate(framework: Framework, settings: Settings) -> Translation:
 
 def _without_aliases(framework: Framework, settings: Settings) -> Settings:
     """The settings by the keys that rules know."""
-    renamed = Settings()
-    for setting in settings:
-        known = ((new, setting.key.removeprefix(old)) for old, new in framework.aliases.items())
-        keys = [new + rest for new, rest in known if rest != setting.key]
-        renamed.add(replace(setting, key=keys[0]) if keys else setting)
-    return renamed if framework.aliases else settings
+
+    def known(key: str) -> str:
+        return next((new + key.removeprefix(old) for old, new in framework.aliases.items() if key.startswith(old)), key)
+
+    return Settings.of(replace(setting, key=known(setting.key)) for setting in settings)
 
 
 def _hint(framework: Framework, key: str) -> str:
-    known = [name for rule in framework.rules for name in rule.keys if "*" not in name]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.9)
+    names = [name for rule in framework.rules for name in rule.keys if "*" not in name]
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.9)
     return f"no key of {framework.version} that dagrl knows" + (f"; did you mean `{near[0]}`?" if near else "")
 
 

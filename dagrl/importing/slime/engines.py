@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dagrl.importing import engines, parts
-from dagrl.importing.slime.common import steps_per_rollout, uses_critic
 from dagrl.importing.table import Translation, implied, joint, refused, to
+
+
+def uses_critic(t: Translation) -> bool:
+    """Return whether there is a critic."""
+    return t.get("--advantage-estimator") == "ppo"
 
 
 @joint(
@@ -82,6 +86,11 @@ def _balancing(t: Translation) -> None:
     t.choose(key, "engines.actor.transformer.moe_router_load_balancing_type", names, reason)
 
 
+def _steps_per_rollout(t: Translation) -> int:
+    prompts, mini = t.tree.get("data.prompts_per_step"), t.tree.get("nodes.update.mini_batch")
+    return -(-prompts // mini) if isinstance(prompts, int) and isinstance(mini, int) else 1
+
+
 @joint(
     "--lr --weight-decay --optimizer --lr-decay-style --min-lr --lr-warmup-iters --lr-decay-iters --lr-warmup-fraction",
     always=True,
@@ -93,8 +102,8 @@ def _learning_rate(t: Translation) -> None:
         t.copy("--optimizer", "engines.actor.optimizer.optimizer")
     engines.write_shape(t, "actor", "--lr-decay-style")
     t.copy("--min-lr", "engines.actor.lr_schedule.min_lr", above=0)
-    engines.write_steps(t, "actor", "lr_warmup_steps", "--lr-warmup-iters", steps_per_rollout(t))
-    engines.write_steps(t, "actor", "lr_decay_steps", "--lr-decay-iters", steps_per_rollout(t))
+    engines.write_steps(t, "actor", "lr_warmup_steps", "--lr-warmup-iters", _steps_per_rollout(t))
+    engines.write_steps(t, "actor", "lr_decay_steps", "--lr-decay-iters", _steps_per_rollout(t))
     engines.write_warmup_ratio(t, "actor", "--lr-warmup-fraction")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
+from typing import Any
 
 from dagrl.importing import engines, parts
 from dagrl.importing.settings import Unresolved
-from dagrl.importing.slime.common import function_name, uses_critic, validates
+from dagrl.importing.slime.engines import uses_critic
 from dagrl.importing.table import Translation, implied, is_known, joint, refused, refused_unless, switch, to
 from dagrl.importing.teachers import ADVANTAGE, put_teachers
 
@@ -44,6 +45,10 @@ DATA = (
 )
 
 
+def _validates(t: Translation) -> bool:
+    return bool(t.number("--eval-interval")) and is_known(t.get("--eval-prompt-data"))
+
+
 @joint(
     "--eval-interval --eval-prompt-data --skip-eval-before-train --eval-temperature --eval-top-p "
     "--eval-top-k --eval-max-response-len --n-samples-per-eval-prompt"
@@ -51,7 +56,7 @@ DATA = (
 def _validation(t: Translation) -> None:
     """Slime validates with the rollout's sampling where it sets no other, and before the first step."""
     files, sampling = "--eval-prompt-data", "nodes.rollout.val_sampling"
-    if not validates(t):
+    if not _validates(t):
         return
     t.copy("--eval-interval", "run.validate_every")
     if not t.flag("--skip-eval-before-train"):
@@ -91,6 +96,12 @@ def _server_fields(t: Translation) -> None:
             engines.library_field(t, key, "generator", "server", renamed.get(field, field))
 
 
+def _function_name(path: Any) -> str:
+    """Return ``module:function`` for a dotted path."""
+    module, _, name = str(path).rpartition(".")
+    return f"{module}:{name}"
+
+
 @joint("--dynamic-sampling-filter-path --over-sampling-batch-size")
 def _dynamic(t: Translation) -> None:
     key, over = "--dynamic-sampling-filter-path", "--over-sampling-batch-size"
@@ -100,7 +111,7 @@ def _dynamic(t: Translation) -> None:
             t.write("nodes.keep.op", "filter", key)
         else:
             t.put("nodes.keep.op", "filter")
-            t.write("nodes.keep.fn", function_name(path), key, note="it takes columns of a group (docs/filter.md)")
+            t.write("nodes.keep.fn", _function_name(path), key, note="it takes columns of a group (docs/filter.md)")
         size = size if t.flag("--partial-rollout") else "nodes.keep.prompts_per_round"
     t.copy(over, size, above=0)
 
@@ -274,7 +285,7 @@ def _reward(t: Translation) -> None:
     t.put("nodes.reward.op", "reward")
     if is_known(t.get(own)):
         note = "parameters are response, answer, data_source, extra_info (docs/migration.md)"
-        t.write("nodes.reward.fn", function_name(t.get(own)), own, note=note)
+        t.write("nodes.reward.fn", _function_name(t.get(own)), own, note=note)
     elif t.get(kind) in ("deepscaler", "math", "dapo", "boxed_deepscaler", "boxed_math", "boxed_dapo"):
         t.write("nodes.reward.fn", "math", kind, note=parts.DAPO.lstrip("; ") if "dapo" in t.get(kind) else "")
     else:
@@ -305,7 +316,7 @@ def _steps(t: Translation) -> None:
         parts.write_epochs(t, "--num-epoch")
         return
     t.copy(key, "run.steps")
-    if t.get(key) == 0 and validates(t):
+    if t.get(key) == 0 and _validates(t):
         t.write("run.val_only", True, key, note="slime only validates then")
     elif t.get(key) == 0:
         t.note(key, "run.steps", "nothing is trained, and there is no validation", 0)
