@@ -147,7 +147,7 @@ class PipelineHandle:
         return RunResult(folder, record.last_step, stopped, list(record.steps))
 
 
-def load(pipeline: Path | str, overrides: Mapping[str, Any] | None = None) -> PipelineHandle:
+def load(pipeline: Path | str, overrides: Mapping[str, object] | None = None) -> PipelineHandle:
     """Read a pipeline file, or one of dagrl's templates by its name.
 
     Args:

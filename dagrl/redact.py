@@ -68,7 +68,7 @@ _LEAST = 6
 """Characters of a secret that is looked for in texts; a shorter one may be a part of many words."""
 
 
-def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_secrets(config: Mapping[str, object]) -> dict[str, Any]:
     """A pipeline's configuration with `HIDDEN` in place of likely secrets.
 
     Hidden are all values of a section ``env``, texts under a key whose last word is that of a secret (``api_key``,
@@ -96,14 +96,14 @@ def hide_in_arguments(arguments: Sequence[str]) -> list[str]:
     return [*_cleaned_items(arguments, secret=False)]
 
 
-def hiding(config: Mapping[str, Any]) -> Callable[[str], str]:
+def hiding(config: Mapping[str, object]) -> Callable[[str], str]:
     """Return a `hide_secrets` that also hides the secrets of this configuration, wherever they stand in a text."""
     hidden = _hidden_values(config, _cleaned_mapping(config, secret=False))
     known = sorted({value for value, _ in hidden}, key=len, reverse=True)
     return lambda text: hide_secrets(_replaced(known, text))
 
 
-def _hidden_values(before: Any, after: Any, name: str = "") -> Iterator[tuple[str, str]]:
+def _hidden_values(before: object, after: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield the secrets that a configuration had before, and the name of each in an environment."""
     if isinstance(before, Mapping):
         for key, value in before.items():
@@ -127,7 +127,7 @@ def _replaced(known: Sequence[str], text: str) -> str:
     return reduce(lambda left, value: left.replace(value, HIDDEN), known, text)
 
 
-def _cleaned_mapping(config: Mapping[str, Any], *, secret: bool) -> dict[str, Any]:
+def _cleaned_mapping(config: Mapping[str, object], *, secret: bool) -> dict[str, object]:
     named = str(config.get("name", ""))  # {name: Authorization, value: ...}
     return {
         key: _cleaned(
@@ -141,7 +141,7 @@ def _cleaned_mapping(config: Mapping[str, Any], *, secret: bool) -> dict[str, An
     }
 
 
-def _cleaned(value: Any, *, secret: bool) -> Any:
+def _cleaned(value: object, *, secret: bool) -> object:
     if isinstance(value, Mapping):
         return _cleaned_mapping(value, secret=secret)
     if isinstance(value, list | tuple):

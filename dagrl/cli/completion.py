@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -66,7 +65,7 @@ def gpus(incomplete: str) -> list[str]:
     return _begun((gpu.name for gpu in GPUS), incomplete)
 
 
-def _keys(tree: Mapping[str, Any], prefix: str) -> list[str]:
+def _keys(tree: Mapping[str, object], prefix: str) -> list[str]:
     """The keys in a section of a pipeline: ``run.steps=`` for a value, ``run.`` for a section."""
     from dagrl.config.loading.error_messages import keys_below, value_at
 
@@ -94,5 +93,5 @@ def _begun(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, dict) else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,7 +93,7 @@ def _characters(texts: Sequence[str]) -> list[int]:
     return [len(text) for text in texts]
 
 
-def _tokens_of(folder: Path) -> Any:
+def _tokens_of(folder: Path) -> Callable[[Sequence[str]], list[int]]:
     from dagrl.config.schema import ModelSpec
     from dagrl.model_files.tokenizer import load_tokenizer
 
@@ -101,7 +101,7 @@ def _tokens_of(folder: Path) -> Any:
     return lambda texts: [len(ids) for ids in loaded(list(texts), add_special_tokens=False)["input_ids"]]
 
 
-def _values(stats: FileStats) -> dict[str, Any]:
+def _values(stats: FileStats) -> dict[str, object]:
     return {
         "file": stats.source.title,
         "rows": len(stats.prompts),
@@ -118,7 +118,7 @@ def _values(stats: FileStats) -> dict[str, Any]:
     }
 
 
-def _places(stats: FileStats, rows: Sequence[int] | np.ndarray) -> dict[str, Any]:
+def _places(stats: FileStats, rows: Sequence[int] | np.ndarray) -> dict[str, object]:
     return {"rows": len(rows), "places": stats.places(rows)}
 
 
@@ -138,7 +138,7 @@ def _repeated_between(training: Sequence[FileStats]) -> int:
     return sum(map(len, distinct)) - len(np.unique(np.concatenate(distinct)))
 
 
-def _shared(common: Overlap) -> dict[str, Any]:
+def _shared(common: Overlap) -> dict[str, object]:
     return {
         "also_in_train": _places(common.validation, common.same),
         "similar_to_train": _places(common.validation, common.similar),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,12 +32,12 @@ def parse_pipeline(text: str) -> Path:
     return pipeline_file(path) if str(path) == text else path
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print one JSON value, as every `--json` does. NaN and infinity are null."""
     print(json.dumps(_finite(value), indent=2, ensure_ascii=False), flush=True)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {str(key): _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

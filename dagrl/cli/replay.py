@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -124,7 +124,7 @@ def _lines(result: str, outcome: ReplayOutcome, within: float) -> Iterator[str]:
     yield endings.get(result, result)
 
 
-def _as_json(step: int, result: str, outcome: ReplayOutcome, warnings: Sequence[str]) -> dict[str, Any]:
+def _as_json(step: int, result: str, outcome: ReplayOutcome, warnings: Sequence[str]) -> dict[str, object]:
     failure = outcome.failure
     return {
         "step": step,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from dagrl.config.loading.prompt_files import ENDINGS
 from dagrl.importing.settings import Unresolved
@@ -22,7 +21,7 @@ DATA_ENDING = re.compile(r"\.(parquet|jsonl?|ndjson|arrow|feather|ipc|csv|tsv)(\
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
-def data_file(value: Any) -> Any:
+def data_file(value: object) -> object:
     """The name of a data file in a format that dagrl reads; that of a parquet file for others."""
     if not isinstance(value, str):
         return value
@@ -30,7 +29,7 @@ def data_file(value: Any) -> Any:
     return name if name.endswith(_READABLE) else parquet_file(name)
 
 
-def parquet_file(value: Any) -> Any:
+def parquet_file(value: object) -> object:
     """The parquet file for a data file: others are converted once, to the same name."""
     if not isinstance(value, str):
         return value
@@ -41,7 +40,7 @@ def parquet_file(value: Any) -> Any:
 def write_files(
     t: Translation,
     target: str,
-    files: Sequence[Any],
+    files: Sequence[object],
     key: str,
     columns: Mapping[str, str] = MappingProxyType({}),
     *,
@@ -80,13 +79,13 @@ def write_epochs(t: Translation, key: str) -> None:
         t.note(key, "run.steps", "the source gives neither steps nor epochs", epochs)
 
 
-def name_of(value: Any) -> str:
+def name_of(value: object) -> str:
     """A name of a run, with other characters replaced."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(value)).strip("-._")[:200]
     return name if _NAME.fullmatch(name) else "imported"
 
 
-def trackers(t: Translation, values: Iterable[Any], keys: Iterable[str], settings: Mapping[str, str]) -> None:
+def trackers(t: Translation, values: Iterable[object], keys: Iterable[str], settings: Mapping[str, str]) -> None:
     """Write ``track``; trackers that dagrl does not have are refused.
 
     `settings` names the keys of the source by those of a tracker's section: ``project``, ``name`` and so on.
@@ -98,7 +97,7 @@ def trackers(t: Translation, values: Iterable[Any], keys: Iterable[str], setting
     given = {name: source for name, source in settings.items() if t.get(source) not in (None, "")}
     if "name" in given and str(t.get(given["name"])) == t.tree.get("name"):
         del given["name"]
-    track: dict[str, Any] = {"console": "console"}
+    track: dict[str, object] = {"console": "console"}
     used = [*keys]
     for tracker in (name for name in wanted if name in known):
         own = {name: source for name, source in given.items() if name in TRACKER_KEYS.get(tracker, ())}
@@ -154,7 +153,7 @@ def write_val_n(t: Translation, key: str) -> None:
     t.copy(key, "nodes.rollout.val_n", above=1)
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: object) -> list[object]:
     """Return a value as a list: null as an empty one."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
@@ -173,7 +172,7 @@ def put_node(t: Translation, node: str, op: str, engine: str) -> None:
     t.put(f"nodes.{node}.engine", engine)
 
 
-def kl_estimator(name: Any) -> str | None:
+def kl_estimator(name: object) -> str | None:
     """Dagrl's name of an estimator of the divergence; ``low_var_kl`` is ``k3`` with the same bound."""
     text = str(name)
     base = _KL_ESTIMATORS.get(text.removesuffix("+"))

@@ -59,7 +59,7 @@ def _rank(place: tuple[str, ...], name: str) -> tuple[int, int]:
     return (order.index(name), 0) if name in order else (len(order), 0)
 
 
-def _scalar(value: Any) -> str:
+def _scalar(value: object) -> str:
     if isinstance(value, float) and "e" in repr(value):
         mantissa, _, exponent = repr(value).partition("e")
         return f"{mantissa if '.' in mantissa else f'{mantissa}.0'}e{int(exponent)}"

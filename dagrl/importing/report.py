@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
 
 from dagrl.importing.settings import Remark, Unresolved
 from dagrl.importing.table import Line, Status, Translation
@@ -41,7 +40,7 @@ def as_text(translation: Translation, remarks: tuple[Remark, ...]) -> str:
     return "\n".join(blocks)
 
 
-def as_object(translation: Translation, remarks: tuple[Remark, ...]) -> dict[str, Any]:
+def as_object(translation: Translation, remarks: tuple[Remark, ...]) -> dict[str, object]:
     """The same for programs."""
     return {
         "framework": translation.framework.name,
@@ -69,7 +68,7 @@ def _sorted(lines: list[Line]) -> list[Line]:
     return sorted(lines, key=place)
 
 
-def _shown_value(line: Line) -> Any:
+def _shown_value(line: Line) -> object:
     """The value, unless its key is that of a secret."""
     value = line.value.text if isinstance(line.value, Unresolved) else line.value
     name = line.key.removeprefix("--").replace("-", "_").rpartition(".")[2]

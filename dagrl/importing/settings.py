@@ -120,7 +120,7 @@ class Settings:
         return key in self.by_key
 
 
-def parse_scalar(text: str) -> Any:
+def parse_scalar(text: str) -> object:
     """Read a value of a command line as Hydra does: numbers, booleans, null, lists, or text."""
     stripped = text.strip()
     if stripped.casefold() in _WORDS:
@@ -135,14 +135,14 @@ def parse_scalar(text: str) -> Any:
     return stripped
 
 
-def _parse_collection(text: str) -> Any:
+def _parse_collection(text: str) -> object:
     try:
         return normalized(yaml.safe_load(text))
     except (yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError):
         return text
 
 
-def normalized(value: Any) -> Any:
+def normalized(value: object) -> object:
     """Return a YAML value with texts such as ``1e-6`` as the numbers that the frameworks read them as.
 
     ValueError for a number that is too long.

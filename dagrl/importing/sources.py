@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dagrl.importing.files import is_file
 from dagrl.importing.registry import FRAMEWORKS
@@ -162,7 +161,7 @@ def _add_override(settings: Settings, word: Word) -> bool:
     return True
 
 
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
     """The settings of ``key={a: 1, b: {c: 2}}``, which Hydra merges into the section."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():

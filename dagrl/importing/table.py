@@ -36,7 +36,7 @@ class Line:
 
     status: Status
     key: str
-    value: Any = None
+    value: object = None
     place: str | None = None
     """``FILE:LINE``; None for a default of the framework."""
     targets: tuple[str, ...] = ()
@@ -162,11 +162,11 @@ class Translation:
         """The first of some keys that the source sets to another value than null."""
         return next((key for key in keys if self.settings.value(key) is not None), None)
 
-    def put(self, target: str, value: Any) -> None:
+    def put(self, target: str, value: object) -> None:
         """Write a key of the pipeline that no setting stands behind."""
         self.tree[target] = value
 
-    def write(self, target: str, value: Any, *keys: str, note: str = "") -> None:
+    def write(self, target: str, value: object, *keys: str, note: str = "") -> None:
         """Write a key of the pipeline, and record the settings among `keys` as translated, or else as a default."""
         keys = keys or self.current
         given = tuple(self.settings.by_key[key] for key in keys if key in self.settings)
@@ -196,7 +196,9 @@ class Translation:
                 rest = tuple(kept for kept in line.targets if kept != target)
                 self.outcomes[setting.key] = replace(line, targets=rest)
 
-    def copy(self, key: str, target: str, default: Any = None, *, above: float | None = None, note: str = "") -> None:
+    def copy(
+        self, key: str, target: str, default: object = None, *, above: float | None = None, note: str = ""
+    ) -> None:
         """Write the value of a key, or its default: the framework's, or `default`. Without either, nothing is written.
 
         With `above`, only a number above it is written.
@@ -205,7 +207,7 @@ class Translation:
         if value is not None and (above is None or self.number(key, above) > above):
             self.write(target, value, key, note=note)
 
-    def choose(self, key: str, target: str, names: Mapping[Any, Any], reason: str) -> None:
+    def choose(self, key: str, target: str, names: Mapping[str, str], reason: str) -> None:
         """Write dagrl's name of a key's value, or refuse the key with `reason` if there is none."""
         value = self.get(key)
         if isinstance(value, Unresolved):
@@ -227,7 +229,7 @@ class Translation:
             if key in self.settings and key not in self.outcomes:
                 self._record(Status.IMPLIED, self.settings.by_key[key], reason)
 
-    def note(self, key: str, target: str, reason: str, value: Any = None) -> None:
+    def note(self, key: str, target: str, reason: str, value: object = None) -> None:
         """Record something that the source leaves open, and that the user has to decide."""
         targets = (target,) if target else ()
         if setting := self.settings.by_key.get(key):
@@ -304,7 +306,7 @@ def _hint(framework: Framework, key: str) -> str:
 def to(
     key: str,
     *targets: str,
-    convert: Callable[[Any], Any] = lambda value: value,
+    convert: Callable[[Any], object] = lambda value: value,
     write_default: bool = False,
     note: str = "",
 ) -> Rule:
@@ -346,7 +348,7 @@ def refused(reason: str, *keys: str) -> Rule:
     return refused_unless((False, "", {}, []), reason, *keys)
 
 
-def refused_unless(value: Any, reason: str, *keys: str) -> Rule:
+def refused_unless(value: object, reason: str, *keys: str) -> Rule:
     """Keys without a counterpart, except with one value (or one of a tuple of values), which is how dagrl works."""
     accepted = value if isinstance(value, tuple) else (value,)
 

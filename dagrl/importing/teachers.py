@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 from dagrl.config.schema.nodes.distillation import SampledDivergence
 from dagrl.importing.parts import put_logprob
@@ -23,7 +23,7 @@ def engine_name(name: str) -> str:
 
 
 def put_teachers(
-    t: Translation, teachers: Mapping[str, Sequence[Any] | None], column: str, *, candidates: bool = False
+    t: Translation, teachers: Mapping[str, Sequence[object] | None], column: str, *, candidates: bool = False
 ) -> list[str]:
     """Put the nodes of teachers: engine -> the values of `column` whose rows it reads; None: all rows.
 

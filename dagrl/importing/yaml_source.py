@@ -10,7 +10,6 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -70,7 +69,7 @@ def _leaves(node: yaml.Node, key: str, file: str) -> Iterator[Setting]:
             raise ImportProblem(f"{file}:{line}: the value of {key} is not of YAML's type `{tag}`") from error
 
 
-def _plain(node: yaml.Node) -> Any:
+def _plain(node: yaml.Node) -> object:
     if isinstance(node, yaml.ScalarNode):
         return _Loader("").construct_object(node)
     if isinstance(node, yaml.SequenceNode):
@@ -89,10 +88,10 @@ def resolved(settings: list[Setting], variables: Mapping[str, str]) -> list[Sett
 
 
 class _Resolver:
-    def __init__(self, by_key: Mapping[str, Any], variables: Mapping[str, str], file: str) -> None:
+    def __init__(self, by_key: Mapping[str, object], variables: Mapping[str, str], file: str) -> None:
         self.by_key, self.variables, self.file = by_key, variables, file
 
-    def value(self, key: str, value: Any, depth: int = 0) -> Any:
+    def value(self, key: str, value: object, depth: int = 0) -> object:
         if isinstance(value, list):
             return self._of_several([self.value(key, item, depth) for item in value])
         if not isinstance(value, str) or "${" not in value or depth > _MOST_DEPTH:
@@ -117,14 +116,14 @@ class _Resolver:
         # An inner interpolation may have completed an outer one.
         return self.value(key, text if "${" in text else parse_scalar(text), depth + 1)
 
-    def _lookup(self, key: str, expression: str, depth: int) -> Any:
+    def _lookup(self, key: str, expression: str, depth: int) -> object:
         name, _, rest = expression.partition(":")
         if name == "oc.env":
             variable, comma, otherwise = rest.partition(",")
             if variable.strip() in self.variables:
                 return parse_scalar(self.variables[variable.strip()])
             return parse_scalar(otherwise) if comma else Unresolved(f"${variable.strip()}", (f"${variable.strip()}",))
-        default: Any = Unresolved(f"${{{expression}}}", (f"${{{expression}}}",))
+        default: object = Unresolved(f"${{{expression}}}", (f"${{{expression}}}",))
         if name == "oc.select":
             expression, comma, text = rest.partition(",")
             default = parse_scalar(text) if comma else None
@@ -139,7 +138,7 @@ class _Resolver:
         return self._of_several(section) or default
 
     @staticmethod
-    def _of_several(values: Any) -> Any:
+    def _of_several(values: list[object] | dict[str, object]) -> object:
         """A list or mapping; unknown as a whole, if a value of it is."""
         parts = values.values() if isinstance(values, dict) else values
         missing = [name for value in parts if isinstance(value, Unresolved) for name in value.missing]

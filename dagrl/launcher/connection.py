@@ -10,7 +10,6 @@ import contextlib
 import json
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 HEARTBEAT_S = 2.0
 SILENCE_S = 20.0
@@ -40,12 +39,12 @@ class Connection:
         opening = asyncio.open_connection(host, port, family=socket.AF_INET, limit=_MAX_LINE_BYTES)
         return cls(*await asyncio.wait_for(opening, timeout_s))
 
-    def send(self, kind: str, **fields: Any) -> None:
+    def send(self, kind: str, **fields: object) -> None:
         """Send a message without waiting; it is lost if the other side is gone."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
-    async def recv(self) -> dict[str, Any]:
+    async def recv(self) -> dict[str, object]:
         """The next message, a mapping with ``kind``. LostError if the connection fails or closes."""
         while True:
             try:

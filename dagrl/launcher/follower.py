@@ -107,7 +107,7 @@ class _Follower:
                     case {"kind": "challenge", "challenge": str(challenge)}:
                         connection.send("hello", **self._hello(connection, challenge).model_dump())
                         self._job.note(f"connected to rank 0 at {self._endpoint}, which waits for all machines")
-                    case {"kind": "join", "head": str(head), "token": token}:
+                    case {"kind": "join", "head": str(head), "token": (str() | None) as token}:
                         await self._join(connection, head, token or shared_token(self._job.variables))
                     case {"kind": "end", "code": int(code), "why": why}:
                         if why:

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -56,7 +55,7 @@ class Rendezvous:
         self._connections: dict[int, Connection] = {}
         self.peers: dict[int, Peer] = {}
         """Connected machines by rank, without rank 0."""
-        self._verdict: dict[str, Any] | None = None
+        self._verdict: dict[str, object] | None = None
         """The end of the job, once it is known."""
         self._dismissed = 0
         """Machines that connected after the end."""

@@ -283,7 +283,7 @@ class McpTool:
         return text
 
 
-def _depth(value: Any) -> int:
+def _depth(value: object) -> int:
     """Levels of lists and mappings, which the client bounds."""
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     return 1 + max(map(_depth, items), default=0)

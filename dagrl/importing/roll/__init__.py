@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dagrl.importing import finishing
 from dagrl.importing.roll import algorithm, distillation, engines, nodes
 from dagrl.importing.table import Framework
 
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS = {
     "exp_name": "roll",
     "num_gpus_per_node": 8,
     "rollout_batch_size": 128,

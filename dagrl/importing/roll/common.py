@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 from dagrl.importing.engines import PARALLEL
 from dagrl.importing.table import Translation
@@ -15,7 +14,7 @@ TRAIN, INFER, REFERENCE, CRITIC = "actor_train", "actor_infer", "reference", "cr
 STRATEGY = "strategy_args.strategy_config"
 
 
-def devices(value: Any) -> list[int] | None:
+def devices(value: object) -> list[int] | None:
     """The GPUs of a ``device_mapping``: a list, or a text such as ``list(range(0,8)) + [12]``, not evaluated."""
     if isinstance(value, list):
         return [int(option) for option in value] if all(isinstance(option, int) for option in value) else None

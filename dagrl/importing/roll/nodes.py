@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 from dagrl.importing import engines, parts
 from dagrl.importing.roll.common import INFER, STRATEGY, TRAIN
@@ -35,7 +33,7 @@ _CONVERT = "convert them once (docs/data.md)"
 def _train(t: Translation) -> None:
     """Files of domains become sources, if the name of each says its domain; or else one source."""
     key, probs = f"{TRAIN}.data_args.file_name", f"{TRAIN}.data_args.domain_interleave_probs"
-    files: Sequence[Any] = parts.as_list(t.get(key))
+    files = parts.as_list(t.get(key))
     weights = {domain.rpartition(".")[2]: t.get(domain) for domain in t.below(probs)}
     by_domain = {name: [file for file in files if _is_of(file, name)] for name in weights}
     if not files:
@@ -52,7 +50,7 @@ def _train(t: Translation) -> None:
         t.refuse(reason, *t.below(probs))
 
 
-def _is_of(file: Any, domain: str) -> bool:
+def _is_of(file: object, domain: str) -> bool:
     """Whether the name of a file begins as that of a domain: ``math_deepmath.jsonl`` and ``math_rule``."""
     return PurePosixPath(str(file)).stem.lower().split("_")[0] == domain.lower().split("_")[0]
 

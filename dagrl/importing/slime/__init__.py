@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dagrl.importing import finishing
 from dagrl.importing.slime import engines, nodes
 from dagrl.importing.table import Framework
 
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS = {
     "--actor-num-nodes": 1,
     "--actor-num-gpus-per-node": 8,
     "--num-gpus-per-node": 8,

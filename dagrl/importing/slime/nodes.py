@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Any
 
 from dagrl.importing import engines, parts
 from dagrl.importing.settings import Unresolved
@@ -96,7 +95,7 @@ def _server_fields(t: Translation) -> None:
             engines.library_field(t, key, "generator", "server", renamed.get(field, field))
 
 
-def _function_name(path: Any) -> str:
+def _function_name(path: object) -> str:
     """Return ``module:function`` for a dotted path."""
     module, _, name = str(path).rpartition(".")
     return f"{module}:{name}"

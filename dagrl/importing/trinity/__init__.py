@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dagrl.importing import finishing
 from dagrl.importing.table import Framework
 from dagrl.importing.trinity import algorithm, engines, nodes
 
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS = {
     "mode": "both",
     "name": "rft",
     "algorithm.algorithm_type": "ppo",

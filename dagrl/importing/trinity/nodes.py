@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from dagrl.importing import engines, parts
 from dagrl.importing.settings import Unresolved
@@ -39,7 +38,7 @@ def _lengths(t: Translation) -> None:
         t.note(whole, bound, "prompt and response share it; choose both lengths")
 
 
-def _file(t: Translation, section: str) -> Any:
+def _file(t: Translation, section: str) -> object:
     """The parquet file of a data set that Trinity loads by name and split; an unknown path stays as it is."""
     path, split = t.get(f"{section}.path"), t.get(f"{section}.split")
     if isinstance(path, Unresolved):
