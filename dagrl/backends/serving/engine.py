@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from typing import Any, ClassVar
 
 from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport, TokenOutputs
@@ -96,9 +97,8 @@ class ServerEngine[Spec: ServerSpec](ABC):
     ) -> Future[None]:
         """See `StartsGenerating`. Raises ValueError as `generate` does."""
         self._check(requests, sampling)
-        return self._server.submit(
-            self._watched(self._responses.sample(requests, sampling, self._responses.born, deliver))
-        )
+        sample = partial(self._responses.sample, requests, sampling, self._responses.born, deliver)
+        return self._server.submit(self._watched(sample))
 
     def abort(self) -> None:
         self._server.run(_called(self._responses.abort), "abort", self._timeout_s)
@@ -108,7 +108,8 @@ class ServerEngine[Spec: ServerSpec](ABC):
     ) -> Iterator[Completion]:
         finished: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
         begun = time.time()
-        sampled = self._server.submit(self._watched(self._responses.sample(requests, sampling, born, finished.put)))
+        sample = partial(self._responses.sample, requests, sampling, born, finished.put)
+        sampled = self._server.submit(self._watched(sample))
         sampled.add_done_callback(lambda _: finished.put(None))
         try:
             while (completion := self._wait(finished.get, begun)) is not None:
@@ -149,7 +150,7 @@ class ServerEngine[Spec: ServerSpec](ABC):
                 ", choose a teacher with a longer context, or lower data.max_prompt_tokens or sampling.max_new_tokens"
             )
         begun = time.time()
-        scoring = self._server.submit(self._watched(self._scorer.score(rows, top_k)))
+        scoring = self._server.submit(self._watched(partial(self._scorer.score, rows, top_k)))
         try:
             return self._wait(scoring.result, begun)
         finally:
@@ -157,10 +158,11 @@ class ServerEngine[Spec: ServerSpec](ABC):
 
     # -- waits and checks
 
-    async def _watched[Result](self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run requests. ServerLostError if the server is silent for the timeout."""
+    async def _watched[Result](self, request: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Run a request. ServerLostError if the server is silent for the timeout."""
         begun = time.time()
-        running = asyncio.ensure_future(work)
+        # Not before: a dead server closes this coroutine before it begins, and would never await one inside of it.
+        running = asyncio.ensure_future(request())
         try:
             while not (await asyncio.wait([running], timeout=_POLL_S))[0]:
                 self._check_silence(begun)

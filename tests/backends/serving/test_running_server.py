@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,8 +94,18 @@ def test_requests_end_when_the_server_is_silent_even_if_its_loop_is_blocked(serv
         ends.set()
 
 
+def test_a_request_to_a_dead_server_leaves_no_coroutine_behind(server, recwarn):
+    failure = server._lost("was ended by SIGKILL")
+    with pytest.raises(ServerLostError, match="was ended by SIGKILL"):
+        list(Engine(server).generate([GenerationRequest(np.array([1]), 0)], SamplingSpec(max_new_tokens=2)))
+    # Its frames hold what the request has left.
+    failure.__traceback__ = None
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn if "never awaited" in str(warning.message)] == []
+
+
 @pytest.mark.parametrize(
     ("exit_code", "expected"), [(1, "has ended with 1"), (-9, "was ended by SIGKILL"), (-40, "was ended by signal 40")]
 )
-def test_the_end_of_a_process_is_said_in_words(exit_code, expected):
+def test_the_end_of_a_process_is_in_words(exit_code, expected):
     assert how_it_ended(exit_code) == expected
