@@ -17,8 +17,7 @@ from dagrl.config.schema.nodes.advantage import AdvantageNode
 from dagrl.config.schema.nodes.base import PackingNode
 from dagrl.importing.engines import PARALLEL, server_key
 from dagrl.importing.table import Status, Translation, joint
-from dagrl.validation.advantages import OF_ESTIMATORS
-from dagrl.validation.training import OF_LOSSES
+from dagrl.validation.unused_options import OF_ESTIMATORS, OF_LOSSES
 
 _PACKS = ("logprob", "update", "values", "critic")
 """Ops that pack samples into micro-batches."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from dagrl.config.loading.prompt_files import ENDINGS
 from dagrl.importing.settings import Unresolved
 from dagrl.importing.table import Rule, Translation, joint
-from dagrl.validation.run import TRACKER_KEYS
+from dagrl.validation.unused_options import OF_TRACKERS
 
 _KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 DAPO = "; rewards are 1 and 0 here, 1 and -1 for DAPO's and AIME's data there"
@@ -100,7 +100,7 @@ def trackers(t: Translation, values: Iterable[object], keys: Iterable[str], sett
     track: dict[str, object] = {"console": "console"}
     used = [*keys]
     for tracker in (name for name in wanted if name in known):
-        own = {name: source for name, source in given.items() if name in TRACKER_KEYS.get(tracker, ())}
+        own = {name: source for name, source in given.items() if tracker in OF_TRACKERS.get(name, ())}
         used += own.values()
         section = {name: str(t.get(item)) for name, item in own.items() if not isinstance(t.get(item), Unresolved)}
         track[tracker] = {"tracker": tracker, **section} if section else tracker

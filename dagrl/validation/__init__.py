@@ -30,13 +30,14 @@ from dagrl.validation.model import check_models
 from dagrl.validation.order import check_order
 from dagrl.validation.rewards import check_rewards
 from dagrl.validation.rollouts import check_rollouts, check_rollouts_in_graph
-from dagrl.validation.run import check_best_metric, check_run
+from dagrl.validation.run import check_run
 from dagrl.validation.schedule import check_schedule
 from dagrl.validation.scorers import check_scorers
 from dagrl.validation.sources import check_sources
 from dagrl.validation.telling import check_telling, check_told_lengths
 from dagrl.validation.tokenizers import check_own_models, check_tokenizers
 from dagrl.validation.training import check_training, check_training_in_graph
+from dagrl.validation.unused_options import check_unused_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     graph = infer_graph(pipeline, folder, findings)
     sizes = check_models(pipeline, findings, with_files=with_files)
     check_own_models(pipeline, findings)
+    check_unused_options(pipeline, findings)
     rows = check_data_files(pipeline, graph, folder, findings) if with_files else {}
     if with_files:
         check_tokenizers(pipeline, findings)
@@ -117,7 +119,6 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
         check_training_in_graph(pipeline, graph, findings)
         check_distillation_in_graph(pipeline, graph, findings)
         check_told_lengths(pipeline, graph, sizes, findings)
-        check_best_metric(pipeline, graph, findings)
     findings.raise_if_any()
     assert graph is not None, "a pipeline without problems has a graph"
     return CheckedPipeline(loaded, graph, rows, tuple(sorted(set(findings.warnings))))

@@ -8,22 +8,6 @@ from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import AdvantageNode, Pipeline
 from dagrl.graph.dag import Graph
 
-OF_ESTIMATORS = {
-    "normalize_by_std": ("grpo", "gigpo", "gdpo", "grpo_passk"),
-    "rewards": ("gdpo",),
-    "k": ("passk",),
-    "role": ("rae",),
-    "decay": ("rae",),
-    "gamma": ("gae", "gigpo", "agentic_reinforce"),
-    "step_coef": ("gigpo",),
-    "mean_over": ("gigpo",),
-    "lam": ("gae",),
-    "lam_value": ("gae",),
-    "length_adaptive_alpha": ("gae",),
-    "baseline": ("opmd",),
-    "tau": ("opmd",),
-}
-"""Options of some estimators only."""
 _OF_PLAIN_REWARDS = {
     "maxrl": "rewards must not be negative",
     "passk": "rewards must be 0 or 1",
@@ -54,12 +38,10 @@ def check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, findings
         if node.estimator in _OF_PLAIN_REWARDS and getattr(node, option) is not None:
             message = f"{_OF_PLAIN_REWARDS[node.estimator]} with `estimator: {node.estimator}`"
             findings.error((*place, option), removal(message), "penalty-on-plain-reward")
-    if kl := node.kl_in_reward:
-        if "horizon" in kl.model_fields_set and kl.target_kl is None:
-            findings.superfluous((*place, "kl_in_reward", "horizon"), "has no effect without `target_kl`", "add that")
-        if kl.target_kl is not None and kl.coef == 0:
-            message = "the weight is adapted by factors, so 0 stays 0; start with for example 0.001"
-            findings.error((*place, "kl_in_reward", "coef"), message, "coefficient-of-zero")
+    kl = node.kl_in_reward
+    if kl and kl.target_kl is not None and kl.coef == 0:
+        message = "the weight is adapted by factors, so 0 stays 0; start with for example 0.001"
+        findings.error((*place, "kl_in_reward", "coef"), message, "coefficient-of-zero")
     rollouts = pipeline.rollouts
     if not rollouts:
         return

@@ -17,21 +17,6 @@ from dagrl.plugins.isolation import ask
 PYTHON = "python"
 """In place of a program: the Python of the worker."""
 _KINDS = ("function", "verifiers", "command", "url")
-_ONLY_WITH = {"args": ("function", "verifiers"), "env": ("command",), "sandbox": ("command",)}
-_OF_OTHERS = (
-    *(
-        "tools",
-        "tool_args",
-        "mcp_servers",
-        "max_parallel_calls",
-        "tool_timeout_s",
-        "tool_concurrency",
-        "max_turn_tokens",
-        "max_observation_tokens",
-    ),
-    *("environment", "environment_args", "on_environment_error"),
-)
-"""Options of rollouts whose turns dagrl itself answers."""
 
 
 def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
@@ -44,12 +29,8 @@ def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Pat
         message = f"it has {listed(given) if given else 'no program'}; give it one of {', '.join(_KINDS)}"
         findings.error(place, message, "agent-without-program")
         return
-    for option, kinds in _ONLY_WITH.items():
-        if option in spec.model_fields_set and given[0] not in kinds:
-            findings.superfluous((*place, option), f"has no effect without {' or '.join(map('`{}`'.format, kinds))}")
-    if others := [key for key in _OF_OTHERS if key in node.model_fields_set]:
-        message = f"the agent itself answers the policy; remove {listed(others)}"
-        findings.error(("nodes", name, others[0]), message, "option-without-effect")
+    if spec.args and given[0] not in ("function", "verifiers"):
+        findings.superfluous((*place, "args"), "has no effect without `function` or `verifiers`")
     for section, sampling in pipeline.samplings(name).items():
         if sampling.stop:
             findings.superfluous((*section, "stop"), "the agent names stop strings in its requests")

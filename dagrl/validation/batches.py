@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,10 +11,6 @@ from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import DemonstrationNode, DpoNode, NodeBase, PackingNode, Pipeline, TrainingNode, UpdateNode
 from dagrl.graph.dag import Graph, GraphNode
 from dagrl.validation.telling import told_by
-
-_PROMPTS: Place = ("data", "prompts_per_step")
-_MOST_SAMPLES = 10**7
-"""Samples of one step, ten times those of the largest published runs."""
 
 
 def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
@@ -28,7 +23,6 @@ def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
     _warn_of_long_samples(pipeline, sizes, findings)
     _warn_of_long_rows(pipeline, graph, sizes, findings)
     _warn_of_long_demonstrations(pipeline, sizes, findings)
-    _check_samples(pipeline, findings)
 
 
 def _check_mini_batches(
@@ -41,10 +35,7 @@ def _check_mini_batches(
         message = f"{mini_batch} prompts are more than a step has (data.prompts_per_step = {prompts}); lower it"
         findings.error(place, message, "mini-batch-too-large")
     elif prompts % mini_batch:
-        divisor = _nearest_divisor(prompts, mini_batch)
-        message = (
-            f"{mini_batch} prompts do not divide data.prompts_per_step = {prompts}; choose a divisor, such as {divisor}"
-        )
+        message = f"{mini_batch} prompts do not divide data.prompts_per_step = {prompts}; choose a divisor"
         findings.error(place, message, "uneven-mini-batches")
         return
     updates = node.optimizer_steps(prompts)
@@ -59,11 +50,6 @@ def _lacks_old(node: NodeBase, placed: GraphNode) -> bool:
     """Whether an update needs the log-probs from before the step, and no node computes them."""
     compares = isinstance(node, UpdateNode) and node.loss.reads_old
     return compares and "old_logprob" in placed.contract.reads_if_written and "old_logprob" not in placed.inputs
-
-
-def _nearest_divisor(number: int, wanted: int) -> int:
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    return min((*small, *(number // size for size in small)), key=lambda size: (abs(size - wanted), size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +161,3 @@ def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
     if spec is not None and spec.frozen_copy_of is not None:
         engine, spec = spec.frozen_copy_of, pipeline.engines.get(spec.frozen_copy_of)
     return (spec.packing.alignment if spec else 1), engine
-
-
-def _check_samples(pipeline: Pipeline, findings: Findings) -> None:
-    """Report steps with more samples than a host can handle."""
-    prompts = pipeline.data.prompts_per_step
-    largest = max(pipeline.ns.values())
-    if prompts * largest > _MOST_SAMPLES:
-        message = f"a step has {prompts} prompts x {largest} responses, more than {_MOST_SAMPLES} samples; lower them"
-        findings.error(_PROMPTS, message, "too-many-samples")

@@ -8,8 +8,6 @@ from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import BufferNode, Pipeline, UpdateNode
 from dagrl.graph.dag import Graph
 
-_OPTIONS = {"prioritised": ("priority", "exponent", "floor"), "successes": ("right_above", "hard_below")}
-"""Policy -> options of that policy alone."""
 _OFF_POLICY = ("opmd", "opmd_kimi", "opmd_pairwise", "dro")
 """Losses that are derived for samples of other policies."""
 
@@ -29,9 +27,6 @@ def _check_options(pipeline: Pipeline, name: str, node: BufferNode, findings: Fi
         message = removal("a buffer keeps sampled responses, and no node samples", "add a node `{op: rollout, ...}`")
         findings.error(place, message, "buffer-without-rollout")
         return
-    for policy, options in _OPTIONS.items():
-        if node.policy != policy and (given := [each for each in options if each in node.model_fields_set]):
-            findings.superfluous((*place, given[0]), f"has no effect without `policy: {policy}`", "set that")
     column = CORE_COLUMNS.get(node.metric)
     if column is not None and column.shape is not Shape.SAMPLE:
         message = f"`{node.metric}` is {column.shape.value}; choose a column with one number per sample"

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from typing import get_args
 
-from dagrl.config.errors import Place, listed, removal
+from dagrl.config.errors import Place, removal
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import RatioCriterion, RolloutCorrectionSpec
-
-_OF_CORRECTIONS = {
-    "rollout_is": ("rollout_is_threshold", "rollout_is_threshold_lower", "rollout_is_batch_normalize"),
-    "rollout_rs": ("rollout_rs_threshold", "rollout_rs_threshold_lower"),
-    "rollout_token_veto_threshold": (),
-}
-"""Switches of ``rollout_correction``, with the options of each."""
 
 
 def check_correction(spec: RolloutCorrectionSpec, place: Place, findings: Findings) -> None:
     """Report bounds of ``rollout_correction`` that are missing, crossed or without effect."""
-    if all(getattr(spec, switch) is None for switch in _OF_CORRECTIONS):
-        findings.superfluous(place, "it corrects nothing", f"set one of {listed(_OF_CORRECTIONS)}")
-        return
-    for switch, options in _OF_CORRECTIONS.items():
-        for option in options:
-            if getattr(spec, switch) is None and option in spec.model_fields_set and getattr(spec, option) is not None:
-                findings.superfluous((*place, option), f"has no effect without {switch}", "set that")
+    if not spec.model_fields_set:
+        findings.superfluous(place, "it corrects nothing", "set `rollout_is` or `rollout_rs`")
     upper, lower = spec.rollout_is_threshold, spec.rollout_is_threshold_lower
     if spec.rollout_is is not None and lower is not None and lower >= upper:
         message = f"{lower:g} is not below rollout_is_threshold, {upper:g}; lower it"

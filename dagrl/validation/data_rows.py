@@ -1,27 +1,21 @@
 """Rows of a prompt file that a run cannot use: prompts, responses and reference answers that are null or empty.
 
-The first rows are read, up to `SCANNED_ROWS` and `SCANNED_BYTES`. In the rows after them only nulls are found, with the
-file's statistics.
+Only the first rows are read, up to `SCANNED_ROWS` and `SCANNED_BYTES`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from dagrl.config.loading.prompt_files import PromptFile
 from dagrl.config.schema import SourceSpec
 from dagrl.data.sources.fields import prompt_of
 from dagrl.model_files.chats import chat_of, fields_beside_content, no_chat
 from dagrl.model_files.images import MARKER, check_proportions, open_image
-from dagrl.model_files.nested_columns import column_type, value_at
-from dagrl.validation.sampled_files import SampledFile, sampled
-
-if TYPE_CHECKING:
-    import pyarrow.parquet as pq
+from dagrl.model_files.nested_columns import value_at
+from dagrl.validation.sampled_files import SampledFile
 
 SCANNED_ROWS = 20_000
 SCANNED_BYTES = 16 << 20
@@ -37,10 +31,6 @@ class Flaw(NamedTuple):
     """The flaw as the object of a sentence."""
     kind: Literal["fatal", "no answer", "blank answer", "empty response"] = "fatal"
     """A run ends at a ``fatal`` flaw. Nodes decide about missing answers, and some empty responses may be intended."""
-
-
-NULL_PROMPT = Flaw("a prompt of null")
-EMPTY_PROMPT = Flaw("an empty prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +50,6 @@ class CheckedColumns:
     folder: Path = Path()
     """Where relative paths of images begin."""
 
-    @property
-    def no_answer(self) -> Flaw:
-        return Flaw(f"a reference answer of null ({self.spec.answer_key})", "no answer")
-
 
 @dataclass(slots=True)
 class RowFault:
@@ -73,8 +59,6 @@ class RowFault:
     """The first such row that was found, or its line."""
     rows: int = 0
     """The number of rows that were found."""
-    last: int | None = None
-    """For a fault found in statistics: the last row that it may be in."""
 
 
 @dataclass(slots=True)
@@ -87,19 +71,13 @@ class RowFaults:
     """The number of rows that were read."""
     faults: dict[Flaw, RowFault] = field(default_factory=dict)
 
-    def add(self, what: Flaw, first: int, rows: int = 1, last: int | None = None) -> None:
-        """Count rows with a fault."""
-        self.faults.setdefault(what, RowFault(first, 0, last)).rows += rows
-
     def everywhere(self, what: Flaw) -> bool:
         """Whether all scanned rows have a fault."""
-        return self.faults[what].last is None and self.faults[what].rows == self.scanned
+        return self.faults[what].rows == self.scanned
 
     def sentence(self, what: Flaw) -> str:
         """The rows with a fault, as the predicate of a sentence about the file."""
         fault = self.faults[what]
-        if fault.last is not None:
-            return f"has {what.text} between row {fault.first} and row {fault.last} (the first is 0)"
         more = f", and {fault.rows - 1} more like it" if fault.rows > 1 else ""
         where = f"line {fault.first}" if self.in_lines else f"row {fault.first} (the first is 0)"
         return f"has {what.text} in {where}{more}"
@@ -121,69 +99,12 @@ def row_faults(file: SampledFile, columns: CheckedColumns, share: float = 1.0) -
     for batch in file.batches(wanted):
         for number, row in zip(batch.numbers, batch.rows, strict=True):
             for what in dict.fromkeys(_faults_of(row, columns, decode=found.scanned < _DECODED_ROWS * share)):
-                found.add(what, number)
+                found.faults.setdefault(what, RowFault(number)).rows += 1
             found.scanned += 1
         size += batch.size
         if found.scanned >= SCANNED_ROWS * share or size > SCANNED_BYTES * share:
             break
-    if file.parquet is not None:
-        _add_nulls_behind(file.parquet, columns, found)
     return found
-
-
-def row_with(file: PromptFile, columns: Sequence[str], texts: Sequence[str]) -> tuple[str, str] | None:
-    """The first row of a prompt file with one of the texts, and the text; None too if the file is unreadable."""
-    import pyarrow as pa
-
-    row = size = 0
-    wanted = re.compile("|".join(map(re.escape, texts)))
-    try:
-        with sampled(file) as opened:
-            names = [name for name in columns if column_type(opened.schema, name) is not None]
-            for batch in opened.batches(names) if names else ():
-                for number, values in zip(batch.numbers, batch.rows, strict=True):
-                    if found := wanted.search(str(values)):
-                        return f"line {number}" if opened.in_lines else f"row {number} (the first is 0)", found[0]
-                    row += 1
-                size += batch.size
-                if row >= SCANNED_ROWS or size > SCANNED_BYTES:
-                    break
-    except (OSError, ValueError, pa.ArrowException):
-        return None
-    return None
-
-
-def _add_nulls_behind(file: pq.ParquetFile, columns: CheckedColumns, found: RowFaults) -> None:
-    """Add nulls in rows that were not read, from the statistics of row groups."""
-    metadata, start = file.metadata, 0
-    # A message of calls has no content.
-    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    required = ("role",) if any("tool_calls" in path.split(".") for path in paths) else ("role", "content")
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        end = start + group.num_rows
-        # The nulls of a group that was read in part may be in the other part.
-        if found.scanned <= start:
-            for index in range(group.num_columns):
-                chunk = group.column(index)
-                nulls = chunk.statistics.null_count if chunk.statistics and chunk.statistics.has_null_count else 0
-                what = _null_in(chunk.path_in_schema, columns, required)
-                if nulls and what and what not in found.faults:
-                    found.add(what, start, nulls, end - 1)
-        start = end
-
-
-def _null_in(path: str, columns: CheckedColumns, required: tuple[str, ...]) -> Flaw | None:
-    """The flaw of a null in a leaf of the file's schema; None if a null is allowed there.
-
-    `required` are the fields of a message that are never null.
-    """
-    name, *fields = path.split(".")
-    if columns.answers and path == columns.spec.answer_key:
-        return columns.no_answer
-    if columns.prompt and name == columns.spec.prompt_key and (not fields or fields[-1] in required):
-        return Flaw("a prompt, or a message of one, that is null") if fields else NULL_PROMPT
-    return Flaw(f"a response of null in `{path}`") if path in columns.responses else None
 
 
 def _faults_of(row: Mapping[str, Any], columns: CheckedColumns, *, decode: bool) -> Iterator[Flaw]:
@@ -225,7 +146,7 @@ def _faults_of_values(row: Mapping[str, Any], columns: CheckedColumns, *, decode
     if columns.answers:
         answer = value_at(row, spec.answer_key)
         if answer is None or answer != answer:  # NaN
-            yield columns.no_answer
+            yield Flaw(f"a reference answer of null ({spec.answer_key})", "no answer")
         elif isinstance(answer, bytes) and not _is_text(answer):
             yield Flaw(f"a reference answer of bytes that are no text in UTF-8 ({spec.answer_key})")
         elif isinstance(answer, str | bytes) and not answer.strip():
@@ -246,14 +167,14 @@ def _is_text(content: bytes) -> bool:
 
 def _of_prompt(prompt: Any) -> Iterator[Flaw]:
     if prompt is None:
-        yield NULL_PROMPT
+        yield Flaw("a prompt of null")
     elif isinstance(prompt, list):
         for key in _missing(prompt):
             yield Flaw(f"a message without {key} in its prompt")
         if not any(message is None or message.get("content") != "" for message in prompt):
-            yield EMPTY_PROMPT
+            yield Flaw("an empty prompt")
     elif not prompt:
-        yield EMPTY_PROMPT
+        yield Flaw("an empty prompt")
 
 
 def _markers(prompt: Any) -> int:

@@ -8,7 +8,6 @@ from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
     AdvantageNode,
     LogprobNode,
-    LossDistillationSpec,
     MergeNode,
     NodeBase,
     Pipeline,
@@ -38,13 +37,14 @@ def check_distillation(pipeline: Pipeline, findings: Findings) -> None:
                 if node.loss.policy == "none" and node.rollout_correction and node.rollout_correction.rollout_is:
                     why = "it weighs the policy loss, and `policy: none` has none"
                     findings.superfluous((*place, "rollout_correction", "rollout_is"), why)
-                if node.loss.distillation is not None:
-                    _check_divergence((*place, "loss", "distillation"), node.loss.distillation, findings)
+                taught = node.loss.distillation
+                if taught is not None and taught.outside == "zero" and taught.divergence in ("forward_kl", "jsd"):
+                    fact = f"`{taught.divergence}` is infinite where the teacher gives a token no probability"
+                    where = (*place, "loss", "distillation", "outside")
+                    findings.error(where, f"{fact}; choose `bucket`", "infinite-divergence")
             case LogprobNode():
                 if isinstance(node.rows, dict):
                     _check_rows(pipeline, place, node.rows, findings)
-                if node.candidates and node.top_k:
-                    findings.superfluous((*place, "top_k"), f"the tokens are those of `{node.candidates}`")
 
 
 def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
@@ -198,19 +198,6 @@ def _check_candidates(name: str, wire: Wire, graph: Graph, findings: Findings) -
         place: Place = ("nodes", name, "candidates")
         # `scorers` has reported servers and endpoints, which return none.
         findings.error(place, f"{message}; {remedy}", "wrong-column-kind", depends_on=[place])
-
-
-def _check_divergence(place: Place, spec: LossDistillationSpec, findings: Findings) -> None:
-    """Report options that a divergence does not have."""
-    if spec.divergence not in ("mixed_kl", "jsd") and "alpha" in spec.model_fields_set:
-        findings.superfluous((*place, "alpha"), f"`{spec.divergence}` is no mean of two divergences")
-    for option in ("outside", "min_logprob"):
-        if not spec.over_candidates and option in spec.model_fields_set:
-            message = f"`{spec.divergence}` is an estimate from the sampled tokens"
-            findings.superfluous((*place, option), message, "choose `reverse_kl` over the teacher's likeliest tokens")
-    if spec.outside == "zero" and spec.divergence in ("forward_kl", "jsd"):
-        message = f"`{spec.divergence}` is infinite where the teacher gives a token no probability; choose `bucket`"
-        findings.error((*place, "outside"), message, "infinite-divergence")
 
 
 def _check_rows(pipeline: Pipeline, place: Place, rows: dict[str, list[str | int | float]], findings: Findings) -> None:

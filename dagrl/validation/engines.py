@@ -11,8 +11,6 @@ from dagrl.config.schema.backends import engine_sections
 
 _HOST = "host"
 """The name of the workers for nodes without an engine, in the plan and the timeline."""
-_MOST_RANKS = 2**17
-"""Ranks of one group. No cluster is larger, and the plan of a larger one would not fit in memory."""
 _SHARED_SECTIONS = (
     *("parallel", "transformer", "optimizer", "lr_schedule", "ddp", "offload"),
     *("model", "head", "dist_checkpointing_path", "fused_linear_cross_entropy", "sleep"),
@@ -77,9 +75,6 @@ def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
             what = "both gpus_per_node and cpus_per_node" if group.gpus_per_node else "neither GPUs nor CPU slots"
             message = f"the group has {what}; set one of `gpus_per_node:` and `cpus_per_node:`, 1 or more"
             findings.error(place, message, "group-without-slots")
-        if group.ranks > _MOST_RANKS:
-            message = f"the group has {group.ranks} slots, with a process on each; give {_MOST_RANKS} or fewer"
-            findings.error(place, message, "group-too-large")
         if group.gpu is not None:
             with findings.reporting((*place, "gpu"), "unknown-gpu"):
                 gpu_named(group.gpu)

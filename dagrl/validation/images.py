@@ -21,9 +21,6 @@ def check_images(pipeline: Pipeline, graph: Graph | None, findings: Findings) ->
     data = pipeline.data
     _check_judges(pipeline, findings)
     if data.image_key is None:
-        for name in ("min_pixels", "max_pixels"):
-            if getattr(data, name) is not None:
-                findings.superfluous(("data", name), "prompts have no images", "add `image_key`", depends_on=[_PLACE])
         return
     _check_model(pipeline, findings)
     if data.overlong_prompts == "cut":

@@ -16,11 +16,9 @@ from dagrl.backends.families.sizes import ModelSizes, sizes_of
 from dagrl.config.errors import Place, removal
 from dagrl.config.loading.hub import has_config_only
 from dagrl.config.loading.positions import Findings
-from dagrl.config.loading.prompt_files import files_of
 from dagrl.config.loading.published_configs import published_name
 from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
 from dagrl.model_files.hf_config import flat_config, folder_config, read_json, token_ids
-from dagrl.validation.data_rows import row_with
 from dagrl.validation.model_config import check_config, check_family, check_scale
 from dagrl.validation.model_weights import check_weights, may_be_quantised, quantisation_problem, readers_of
 from dagrl.validation.tokenizer_files import VOCABULARIES, check_tokenizer, has_tokenizer
@@ -46,7 +44,8 @@ def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = T
         config = model.check()
         if config:
             check_family(pipeline, engines, model.source, config, findings)
-            check_scale(pipeline, engines, model.source, findings)
+            if engines:
+                check_scale(pipeline, engines[0], model.source, findings)
         found |= dict.fromkeys(engines, sizes_of(config))
     return found
 
@@ -135,23 +134,7 @@ class _Model:
             self.findings.error(place, message, "missing-tokenizer")
         elif self.with_files:
             with self.findings.reporting(place, "invalid-tokenizer"):
-                beyond = check_tokenizer(folder, rows if is_size(rows) else None)
-                if beyond and len(self.section) == 1:
-                    self._check_prompts(place, beyond, rows)
-
-    def _check_prompts(self, place: Place, beyond: Sequence[str], rows: Any) -> None:
-        """Report prompts and responses with tokens that the embedding has no rows for."""
-        for key, spec in self.pipeline.data.by_key.items():
-            columns = self.pipeline.response_columns(validation=key.partition(".")[0] == "val")
-            try:
-                file = next(iter(files_of(spec)), None)
-            except (OSError, ValueError):
-                continue  # `data_files.py` reports it.
-            if file is not None and (found := row_with(file, [spec.prompt_key, *columns], beyond)):
-                where, token = found
-                fact = f"{file.path} has the token {token!r} in {where}"
-                message = f"{fact}, and the model's embedding has only {rows} rows (vocab_size); {_OWN_TOKENIZER}"
-                self.findings.error(place, message, "vocabulary-too-small")
+                check_tokenizer(folder, rows if is_size(rows) else None)
 
     def _check_init(self, init: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if not isinstance(init.get("model_type"), str):

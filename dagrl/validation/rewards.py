@@ -19,22 +19,14 @@ from dagrl.config.schema import (
     LogprobNode,
     Pipeline,
     RewardNode,
-    RolloutNode,
-    SamplingSpec,
     SourceReward,
-    TokenizerSpec,
     TrainingNode,
 )
-from dagrl.model_files.hf_config import token_ids
 from dagrl.plugins.custom import load_function
 from dagrl.plugins.declarations import checked_traits, fields_of
 from dagrl.plugins.isolation import ask
 from dagrl.plugins.judging import FIELDS, fields_in, is_function, parser_arguments
 from dagrl.validation.scorers import check_source
-
-_LEAST_TEMPERATURE = 1e-3
-"""Logits of some hundreds, divided by it, stay far below the largest float32."""
-_OF_ENGINES = ("max_prompt_tokens", "chat_template_kwargs")
 
 
 def check_rewards(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
@@ -52,13 +44,9 @@ def check_rewards(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSiz
             case LogprobNode():
                 _warn_of_moving_reference(pipeline, place, node, findings)
             case JudgeNode():
-                _check_sampling((*place, "sampling"), node.sampling, None, findings)
-                _check_who(pipeline, place, node, sizes, findings)
+                if check_source(place, node, findings) and node.engine in pipeline.engines:
+                    _check_judge(pipeline, place, node, sizes, findings)
                 _check_question(place, node, folder, findings)
-            case RolloutNode():
-                vocabulary = _vocabulary(pipeline, node.engine, sizes)
-                for section, sampling in pipeline.samplings(name).items():
-                    _check_sampling(section, sampling, vocabulary, findings)
 
 
 def _check_reward(
@@ -102,44 +90,10 @@ def _warn_of_moving_reference(pipeline: Pipeline, place: Place, node: LogprobNod
         findings.warning((*place, "engine"), message, "moving-reference", depends_on=[("engines",)])
 
 
-def _vocabulary(pipeline: Pipeline, engine: str, sizes: Mapping[str, ModelSizes]) -> int | None:
-    """The number of tokens of an engine's model; None if only the engine can tell."""
-    if engine not in sizes:
-        return None
-    if size := sizes[engine].vocabulary:
-        return size.value
-    tokenizer = pipeline.model_of(engine).tokenizer
-    return len(token_ids(tokenizer)) if isinstance(tokenizer, TokenizerSpec) else None
-
-
-def _check_sampling(place: Place, sampling: SamplingSpec, vocabulary: int | None, findings: Findings) -> None:
-    if 0 < sampling.temperature < _LEAST_TEMPERATURE:
-        message = f"logits divided by {sampling.temperature:g} overflow; choose {_LEAST_TEMPERATURE} or more, or 0"
-        findings.error((*place, "temperature"), message, "temperature-too-low")
-    for index, token in enumerate(sampling.stop_token_ids):
-        if vocabulary is not None and token >= vocabulary:
-            message = f"the model has {vocabulary} tokens, with ids from 0 on; remove {token}"
-            findings.error((*place, "stop_token_ids", index), message, "unknown-token", depends_on=[("model",)])
-    if sampling.top_k == 0 or sampling.top_k < -1:
-        message = f"{sampling.top_k} is no number of tokens; choose 1 or more, or -1 for all"
-        findings.error((*place, "top_k"), message, "invalid-top-k")
-
-
-def _check_who(
+def _check_judge(
     pipeline: Pipeline, place: Place, node: JudgeNode, sizes: Mapping[str, ModelSizes], findings: Findings
 ) -> None:
-    if check_source(place, node, _OF_ENGINES, findings) and node.engine in pipeline.engines:
-        _check_engine(pipeline, place, node, node.engine, sizes, findings)
-
-
-def _check_engine(
-    pipeline: Pipeline,
-    place: Place,
-    node: JudgeNode,
-    engine: str,
-    sizes: Mapping[str, ModelSizes],
-    findings: Findings,
-) -> None:
+    engine = str(node.engine)
     if source := getattr(pipeline.engines[engine], "weights_from", None):
         message = f"the policy judges itself, with the weights of `{source}`; use an engine without `weights_from`"
         findings.warning((*place, "engine"), message, "moving-judge")

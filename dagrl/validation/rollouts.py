@@ -20,9 +20,7 @@ from dagrl.plugins.isolation import ask
 from dagrl.plugins.tool import check_tool, load_tool, tool_name
 from dagrl.validation.agents import check_agent_of, no_program, which
 
-_ONLY_PARTIAL = ("mask_offpolicy_in_partial_rollout", "partial_rollout_max_age")
 _ONLY_ALONE = ("over_sampling_batch_size", "partial_rollout")
-_BOUNDS = ("metric", "lower", "upper", "min_std", "by_source")
 
 
 def check_rollouts(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
@@ -71,9 +69,6 @@ def _check_prompts_begun(pipeline: Pipeline, name: str, node: RolloutNode, findi
     if node.partial_rollout and begun is None and alone:
         message = "no response is left unfinished, as a step waits for all prompts; set `over_sampling_batch_size`"
         findings.error((*place, "partial_rollout"), message, "partial-without-over-sampling")
-    for option in _ONLY_PARTIAL:
-        if option in node.model_fields_set and not node.partial_rollout:
-            findings.superfluous((*place, option), "has no effect without `partial_rollout: true`", "add that")
     for option in _ONLY_ALONE:
         if getattr(node, option) and not alone:
             message = removal("is not supported with several rollouts")
@@ -126,8 +121,6 @@ def _check_servers(place: Place, node: RolloutNode, folder: Path, findings: Find
             )
         elif spec.command is not None and which(spec.command[0], folder) is None:
             findings.error((*where, "command"), no_program(spec.command[0], folder), "invalid-command")
-        if spec.command is None and spec.env:
-            findings.superfluous((*where, "env"), "has no effect without `command`")
 
 
 def _check_tool_format(name: str, node: RolloutNode, folder: Path, findings: Findings, known: Sequence[str]) -> None:
@@ -223,9 +216,6 @@ def _check_filters(pipeline: Pipeline, findings: Findings) -> None:
         _check_bounds(pipeline, place, node, findings)
         for source in node.by_source:
             _check_interval((*place, "by_source", source), node.bounds_of(source), findings)
-    elif others := [key for key in _BOUNDS if key in node.model_fields_set]:
-        message = f"`fn` decides alone; remove {listed(others)}"
-        findings.error((*place, others[0]), message, "option-without-effect")
     needed = pipeline.data.prompts_per_step
     if node.prompts_per_round and node.prompts_per_round * node.max_rounds < needed:
         prompts = f"{node.max_rounds} rounds of {node.prompts_per_round} prompts"
@@ -240,8 +230,6 @@ def _check_interval(place: Place, node: FilterNode, findings: Findings) -> None:
 
 
 def _check_bounds(pipeline: Pipeline, place: Place, node: FilterNode, findings: Findings) -> None:
-    if node.args:
-        findings.error((*place, "args"), "are for a function of your own; set `fn`, or remove them", "unused-args")
     column = CORE_COLUMNS.get(node.metric)
     if column is not None and column.shape is not Shape.SAMPLE:
         message = f"`{node.metric}` is {column.shape.value}; choose a column with one number per sample"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from dagrl.backends.families.sizes import ModelSizes
@@ -14,8 +14,6 @@ from dagrl.config.schema import LogprobNode, Pipeline
 from dagrl.config.schema.nodes.base import EndpointNode
 from dagrl.graph.dag import Graph
 
-_OF_ENDPOINTS = ("model", "api_key_env", "extra_body", "concurrency", "retries", "timeout_s", "expected_s")
-
 
 def check_scorers(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     """Report log-probs that a server or an endpoint cannot compute; `graph` is None if it has problems."""
@@ -23,7 +21,7 @@ def check_scorers(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
         if not isinstance(node, LogprobNode):
             continue
         place: Place = ("nodes", name)
-        if not check_source(place, node, ("tokens_per_micro_batch",), findings):
+        if not check_source(place, node, findings):
             continue
         if graph is not None:
             _warn_of_unread(pipeline, name, node, graph, findings)
@@ -51,19 +49,12 @@ def _warn_of_unread(pipeline: Pipeline, name: str, node: LogprobNode, graph: Gra
             findings.warning(("nodes", name, option), message, "unread-columns")
 
 
-def check_source(place: Place, node: EndpointNode, of_engines: Sequence[str], findings: Findings) -> bool:
-    """Whether a node names an engine or an endpoint, and not both. Reports options of the other one.
-
-    `of_engines`: options of nodes with an engine only.
-    """
+def check_source(place: Place, node: EndpointNode, findings: Findings) -> bool:
+    """Whether a node names an engine or an endpoint, and not both."""
     if (node.engine is None) == (node.endpoint is None):
         message = f"the {node.op} needs one source; name an `engine` of this pipeline, or an `endpoint` and its `model`"
         findings.error(place, message, f"{node.op}-source")
         return False
-    foreign, kind = (_OF_ENDPOINTS, "endpoint") if node.engine else (of_engines, "engine")
-    for option in foreign:
-        if option in node.model_fields_set:
-            findings.superfluous((*place, option), f"is only for a {node.op} with an `{kind}`")
     if node.endpoint is not None:
         _check_endpoint(place, node, node.endpoint, findings)
     return True

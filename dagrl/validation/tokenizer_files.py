@@ -20,7 +20,6 @@ _CONFIG, _TEMPLATE, _MORE_TEMPLATES = "tokenizer_config.json", "chat_template.ji
 _SMALL_FILES = (_CONFIG, "special_tokens_map.json", "added_tokens.json")
 _OWN_FORMATS = ("tiktoken.model", "tekken.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 _SPECIAL = ("eos_token", "bos_token", "pad_token", "unk_token")
-_KINDS = ("BPE", "Unigram", "WordLevel", "WordPiece")
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes without special tokens of their own."""
 _BYTES = re.compile(rb'"ByteLevel"|"byte_fallback"\s*:\s*true')
@@ -33,20 +32,20 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (*VOCABULARIES, *_OWN_FORMATS, _CONFIG))
 
 
-def check_tokenizer(folder: Path, rows: int | None) -> list[str]:
+def check_tokenizer(folder: Path, rows: int | None) -> None:
     """Check a folder that has a tokenizer. ValueError with the first fault, OSError if a file cannot be read.
 
-    `rows` are those of the model's embedding, where they are known. Returns tokens beyond them that are harmless as
-    long as no text has them, such as the one for images in the tokenizers of Gemma's models for text.
+    `rows` are those of the model's embedding, where they are known. Special tokens beyond them are accepted unless they
+    end a text or stand in the chat template: tokenizers of Gemma's models for text have one for images.
     """
     config, _, added = [read_json(path) if (path := folder / name).is_file() else {} for name in _SMALL_FILES]
     numbers = {name: number for name, number in added.items() if type(number) is int}
-    listed = config.get("added_tokens_decoder")
-    for number, token in listed.items() if isinstance(listed, dict) else ():
+    decoder = config.get("added_tokens_decoder")
+    for number, token in decoder.items() if isinstance(decoder, dict) else ():
         if (content := _content(token)) is not None and str(number).isdecimal():
             numbers[content] = int(number)
-    if (folder / "tokenizer.json").is_file():
-        path = folder / "tokenizer.json"
+    path = folder / VOCABULARIES[0]
+    if path.is_file():
         own, more = _vocabulary(path)
         numbers |= more
     else:
@@ -59,11 +58,10 @@ def check_tokenizer(folder: Path, rows: int | None) -> list[str]:
         template = _templates(folder).get("default", "")
         written = {_content(config.get(name)) for name in _SPECIAL[:2]}
         own |= {name: number for name, number in numbers.items() if name in written or name in template}
-        _check_rows(path, own, rows)
-    kind = config.get("tokenizer_class")
-    if kind is not None and not isinstance(kind, str):
-        raise ValueError(f"{folder / _CONFIG} says tokenizer_class: {kind!r}, which is no name; copy the file again")
-    return [name for name, number in numbers.items() if rows is not None and number >= rows]
+        last = max(own, key=own.__getitem__, default=None)
+        if last is not None and own[last] >= rows:
+            beyond = f"{path} gives token {last!r} the number {own[last]}, and the model's embedding has {rows} rows"
+            raise ValueError(f"{beyond} (vocab_size); take the model's own tokenizer")
 
 
 def has_end_token(folder: Path) -> bool:
@@ -147,32 +145,19 @@ def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
     """Return the tokens of tokenizer.json with their numbers: those of the text, and those added to them."""
     content = read_json(path)
     model, added = content.get("model"), content.get("added_tokens")
-    kind = model.get("type") if isinstance(model, dict) else None
+    tokens = _listed(model.get("vocab")) if isinstance(model, dict) else None
     fault = None
-    if not isinstance(model, dict) or (kind is not None and kind not in _KINDS):
-        fault = f"has {f'a model of type {kind!r}' if kind else 'no model'}, where the tokens would be listed"
-    elif (tokens := _listed(model.get("vocab"))) is None or (
-        kind is not None and isinstance(model["vocab"], list) != (kind == "Unigram")
-    ):
-        fault = "has a vocab that does not list tokens with their numbers"
-    elif kind == "BPE" and not isinstance(model.get("merges"), list):
+    if not isinstance(model, dict) or tokens is None:
+        fault = "has no vocab that lists tokens with their numbers"
+    elif model.get("type") == "BPE" and not isinstance(model.get("merges"), list):
         fault = "has no list of merges beside its tokens"
     elif not isinstance(added, list) or not all(_is_added(token) for token in added):
         fault = "has no list of added_tokens with content and id"
     elif not tokens and not added:
         fault = "lists no tokens: the tokenizer is empty"
-    if fault:
+    if fault or tokens is None or not isinstance(added, list):
         raise ValueError(f"{path} {fault}; copy the file again")
-    assert tokens is not None and isinstance(added, list)
     return tokens, {token["content"]: token["id"] for token in added}
-
-
-def _check_rows(path: Path, tokens: Mapping[str, int], rows: int) -> None:
-    last = max(tokens, key=tokens.__getitem__, default=None)
-    if last is not None and tokens[last] >= rows:
-        fact = f"{path} gives token {last!r} the number {tokens[last]}"
-        beyond = f"the model's embedding has {rows} rows (vocab_size)"
-        raise ValueError(f"{fact}, and {beyond}; take the model's own tokenizer")
 
 
 def _listed(vocabulary: Any) -> dict[str, int] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from dagrl.config.errors import Place, dotted, removal
@@ -14,7 +13,6 @@ from dagrl.config.schema import (
     CustomNode,
     DpoNode,
     LogprobNode,
-    LossSpec,
     MixNode,
     Pipeline,
     RolloutCorrectionSpec,
@@ -27,26 +25,9 @@ from dagrl.graph.updates import updates_with_dropout
 from dagrl.plugins.custom import check_call
 from dagrl.plugins.declarations import declaration_of
 from dagrl.plugins.isolation import ask
-from dagrl.validation.advantages import OF_ESTIMATORS, check_advantage, check_advantage_in_graph
+from dagrl.validation.advantages import check_advantage, check_advantage_in_graph
 from dagrl.validation.corrections import check_correction
 
-_CLIPPED = ("ppo_clip", "gspo", "gmpo", "cispo", "cpgd", "clip_cov", "dppo_tv", "dppo_kl", "fipo")
-_FIPO = ("half_life", "future_low", "future_high", "future_safety")
-_VESPO = ("k_pos", "k_neg", "lambda_pos", "lambda_neg")
-OF_LOSSES = {
-    "clip_ratio": _CLIPPED,
-    "clip_ratio_high": _CLIPPED,
-    "dual_clip": ("ppo_clip", "fipo"),
-    "ratio_cap": ("dppo_tv", "dppo_kl"),
-    "drift_coef": ("cpgd",),
-    "kl_cov_coef": ("kl_cov",),
-    "tau_pos": ("sapo",),
-    "tau_neg": ("sapo",),
-    "tau": ("opmd", "opmd_kimi", "opmd_pairwise", "dro"),
-    **dict.fromkeys(_FIPO, ("fipo",)),
-    **dict.fromkeys(_VESPO, ("vespo",)),
-}
-"""Options of some losses only."""
 _RESPONSES: Place = ("data", "responses")
 _PAIR = 2
 """Responses to a prompt that ``dpo`` compares."""
@@ -71,11 +52,9 @@ def check_training(pipeline: Pipeline, folder: Path, findings: Findings) -> None
         place: Place = ("nodes", name)
         match node:
             case AdvantageNode():
-                _check_options(place, "estimator", node.estimator, node, OF_ESTIMATORS, findings)
                 _check_own(place, node, folder, findings)
                 check_advantage(pipeline, name, node, findings)
             case UpdateNode():
-                _check_options((*place, "loss"), "policy", node.loss.policy, node.loss, OF_LOSSES, findings)
                 _check_own(place, node, folder, findings)
                 _check_update(pipeline, place, node, findings)
                 if node.rollout_correction is not None:
@@ -85,10 +64,6 @@ def check_training(pipeline: Pipeline, folder: Path, findings: Findings) -> None
             case CovarianceNode(between=(lower, upper)) if lower >= upper:
                 message = f"no number is above {lower:g} and below {upper:g}; write the lower bound first"
                 findings.error((*place, "between"), message, "crossed-bounds")
-            case CovarianceNode(second_moment=float()) | CovarianceNode(top_entropy=float()):
-                taken = "top_entropy" if node.second_moment is None else "second_moment"
-                for option in node.model_fields_set & {"share", "between", "top_entropy"} - {taken}:
-                    findings.superfluous((*place, option), f"`{taken}` takes its place")
             case ValuesNode() if node.engine not in critics:
                 message = f"nothing trains this critic; add a node `{{op: critic, engine: {node.engine}}}`"
                 depends: list[Place] = [("engines", node.engine)]
@@ -132,22 +107,6 @@ def _check_policy_of_old(pipeline: Pipeline, graph: Graph, findings: Findings) -
             message += "they are another model's; write `teacher_logprob` or `ref_logprob` if they are meant for that"
             key = "engine" if source.spec.engine else "endpoint"
             findings.warning(("nodes", source.name, key), message, "old-of-another-model")
-
-
-def _check_options(
-    place: Place,
-    key: str,
-    form: str,
-    section: AdvantageNode | LossSpec,
-    known: Mapping[str, tuple[str, ...]],
-    findings: Findings,
-) -> None:
-    own = ":" in form
-    for option in (*known, "args"):
-        foreign = not own if option == "args" else form not in known[option]
-        if option in section.model_fields_set and foreign and getattr(section, option) is not None:
-            remedy = "move it to `args`" if own else ""
-            findings.superfluous((*place, option), f"`{key}: {form}` has no such option", remedy)
 
 
 def _check_own(place: Place, node: AdvantageNode | CustomNode | UpdateNode, folder: Path, findings: Findings) -> None:
@@ -263,9 +222,6 @@ def _check_own_values(name: str, node: CriticNode, graph: Graph, findings: Findi
 
 def _check_responses(pipeline: Pipeline, findings: Findings) -> None:
     data = pipeline.data
-    for option in ("max_response_tokens", "overlong_responses"):
-        if not data.responses and option in data.model_fields_set:
-            findings.superfluous(("data", option), "has no effect without `responses`", "name the columns there")
     if data.responses and data.max_response_tokens is None:
         message = "the length of responses is unbounded; add `max_response_tokens` under `data`"
         findings.error(_RESPONSES, message, "missing-max-response-tokens")
@@ -275,8 +231,6 @@ def _check_responses(pipeline: Pipeline, findings: Findings) -> None:
 
 def _check_pairs(pipeline: Pipeline, name: str, node: DpoNode, findings: Findings) -> None:
     responses = pipeline.data.responses
-    if node.label_smoothing and node.loss != "sigmoid":
-        findings.superfluous(("nodes", name, "label_smoothing"), f"`loss: {node.loss}` has no such option")
     if not responses:
         return  # `infer_graph` reports the missing column.
     if len(responses) != _PAIR:

@@ -23,12 +23,6 @@ CASES = {
         "groups.train.gpu",
         "unknown-gpu",
     ),
-    "more slots than any cluster": (
-        "  train: {cpus_per_node: 2}",
-        "  train: {nodes: 10000, gpus_per_node: 1000} #!",
-        "groups.train",
-        "group-too-large",
-    ),
     "neither": ("  train: {cpus_per_node: 2}", "  train: {nodes: 2} #!", "groups.train", "group-without-slots"),
     "no place": (
         "  actor:\n",

@@ -40,7 +40,7 @@ CASES = {
         "keep.lower",
         "crossed-bounds",
     ),
-    "arguments of nobody": ("keep: {op: filter, args: {share: 0.5}} #!", "keep.args", "unused-args"),
+    "arguments of nobody": ("keep: {op: filter, args: {share: 0.5}} #!", "keep.args", "option-without-effect"),
     "two judges": (
         "keep: {op: filter, fn: 'rules:mixed', lower: 0.1, upper: 0.9} #!",
         "keep.lower",

@@ -100,7 +100,7 @@ def test_the_template_is_right(problems) -> None:
 @pytest.mark.parametrize(
     ("changes", "place", "words"),
     [
-        ({"data.image_key": None}, "data.min_pixels", "no images"),
+        ({"data.image_key": None}, "data.min_pixels", "without `image_key`"),
         ({"data.image_key": "pictures"}, "data.train", "no list of images in `pictures`"),
         ({"data.overlong_prompts": "cut"}, "data.overlong_prompts", "would go through images"),
         ({"data.max_pixels": 128}, "data.min_pixels", "more than max_pixels"),

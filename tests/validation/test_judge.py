@@ -77,7 +77,7 @@ CASES = {
     "top_k": (
         ENDPOINT + ", sampling: {max_new_tokens: 8, top_k: 0}}",
         "nodes.reward.sampling.top_k",
-        "invalid-top-k",
+        "invalid-value",
     ),
     "half an address": (
         ENDPOINT.replace("judge:8000", "[") + "}",

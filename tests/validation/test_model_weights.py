@@ -394,16 +394,15 @@ BROKEN: dict[str, tuple[Change, str]] = {
     # Tokenizers.
     "an empty tokenizer.json": (put("tokenizer.json", ""), "tokenizer.json is not a JSON object; copy the file again"),
     "a torn tokenizer.json": (cut("tokenizer.json", -40), "tokenizer.json is not a JSON object; copy the file again"),
-    "no model in tokenizer.json": (put("tokenizer.json", {}), "tokenizer.json has no model, where the tokens would"),
-    "a model of null": (edit("tokenizer.json", model=None), "tokenizer.json has no model, where the tokens would be"),
-    "a model of an unknown type": (edit_model(type="XYZ"), "has a model of type 'XYZ', where the tokens would be"),
+    "no model in tokenizer.json": (put("tokenizer.json", {}), "tokenizer.json has no vocab that lists tokens"),
+    "a model of null": (edit("tokenizer.json", model=None), "tokenizer.json has no vocab that lists tokens"),
     "no vocab": (
         edit_model(vocab=...),
-        "tokenizer.json has a vocab that does not list tokens with their numbers; copy",
+        "tokenizer.json has no vocab that lists tokens with their numbers; copy",
     ),
-    "a vocab of a list": (edit_model(vocab=["a", "b"]), "has a vocab that does not list tokens with their numbers"),
-    "a vocab with text for numbers": (edit_model(vocab={"a": "0"}), "has a vocab that does not list tokens with their"),
-    "a vocab with negative numbers": (edit_model(vocab={"a": -1}), "has a vocab that does not list tokens with their"),
+    "a vocab of a list": (edit_model(vocab=["a", "b"]), "has no vocab that lists tokens with their numbers"),
+    "a vocab with text for numbers": (edit_model(vocab={"a": "0"}), "has no vocab that lists tokens with their"),
+    "a vocab with negative numbers": (edit_model(vocab={"a": -1}), "has no vocab that lists tokens with their"),
     "no merges": (
         edit_model(merges=...),
         "tokenizer.json has no list of merges beside its tokens; copy the file again",
@@ -443,10 +442,6 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "an eos_token of a number": (
         edit("tokenizer_config.json", eos_token=3),
         "tokenizer_config.json says eos_token: 3, which is no token; copy the file again",
-    ),
-    "a class of a number": (
-        edit("tokenizer_config.json", tokenizer_class=3),
-        "tokenizer_config.json says tokenizer_class: 3, which is no name; copy the file again",
     ),
     "a torn special_tokens_map.json": (put("special_tokens_map.json", "{"), "special_tokens_map.json is not a JSON"),
     "added_tokens.json of a list": (put("added_tokens.json", "[]"), "added_tokens.json is not a JSON object; copy"),
@@ -620,8 +615,7 @@ WHOLE: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("where", ["tokenizer.json", "added_tokens.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("rows", [[], ["1+1=<tool>"], [[{"role": "user", "content": "a<tool>b"}]]])
-def test_a_token_beyond_the_rows_is_harmless_until_a_prompt_has_it(project, row, folder, where, rows) -> None:
+def test_a_special_token_beyond_the_rows_is_accepted(project, folder, where) -> None:
     """As the token for images in the tokenizers of Gemma's models for text."""
     more = {"content": "<tool>"}
     {
@@ -629,15 +623,7 @@ def test_a_token_beyond_the_rows_is_harmless_until_a_prompt_has_it(project, row,
         "added_tokens.json": put(where, {"<tool>": 24}),
         "tokenizer_config.json": edit(where, added_tokens_decoder={"24": more}),
     }[where](folder)
-    good = [{"role": "user", "content": "1+1="}] if rows and isinstance(rows[0], list) else "1+1="
-    project.write_rows("train.parquet", [row | {"prompt": prompt} for prompt in [good] * 5 + rows])
-    path = project.folder / "p.yaml"
-    if rows:
-        project.assert_problem(
-            path, "model.path", "vocabulary-too-small", "'<tool>'", "train.parquet", "row 5", "24 rows"
-        )
-    else:
-        check_file(path)
+    check_file(project.folder / "p.yaml")
 
 
 def test_a_made_tokenizer_needs_rows_of_the_model(project, folder: Path) -> None:

@@ -16,16 +16,6 @@ RUN = "run: {steps: 10}"
             "unknown-node",
         ),
         (
-            "steps: [2], ranks: [0, 2]",
-            "ranks[1]",
-            "unknown-rank",
-        ),
-        (
-            "steps: [2], tool: nsys",
-            "tool",
-            "profile-without-gpu",
-        ),
-        (
             "steps: [2], tool: nsys, nodes: [reward]",
             "nodes[0]",
             "unknown-node",
@@ -47,19 +37,6 @@ def test_nsys_records_no_source_lines(project):
         (RUN, f"{RUN}\nprofile: {{steps: [2], tool: nsys, with_stack: true}} #!"),
     )
     project.assert_problem(path, "profile.with_stack", "option-without-effect")
-
-
-@pytest.mark.parametrize("group", ["train", "rollout"])
-def test_nsys_needs_gpus_of_the_nodes_that_are_profiled_only(project, group):
-    """`ref` runs on the ranks of the engine that it is a frozen copy of: on GPUs here with `update`, or not."""
-    edit = GPUS if group == "train" else ("rollout: {cpus_per_node: 1}", "rollout: {gpus_per_node: 1}")
-    profile = "{steps: [2], tool: nsys, nodes: [ref]}"
-    path = project.pipeline(edit, (RUN, f"{RUN}\nprofile: {profile} #!"))
-    if group == "train":
-        check_file(path)
-        return
-    project.assert_problem(path, "profile.tool", "profile-without-gpu")
-    check_file(path, ["profile.nodes=[rollout]"])
 
 
 def test_supported_settings_pass(project):

@@ -16,7 +16,7 @@ OLD = "nodes.old={op: logprob, engine: actor, write: old_logprob}"
     ("options", "place", "fragments"),
     [
         ("{}", "", ["option-without-effect"]),
-        ("{rollout_rs_threshold: 2.0}", "", ["corrects nothing"]),
+        ("{rollout_rs_threshold: 2.0}", ".rollout_rs_threshold", ["without"]),
         ("{rollout_rs: token, rollout_rs_threshold: 2, rollout_is_threshold: 3}", ".rollout_is_threshold", ["without"]),
         ("{rollout_is: token, rollout_rs_threshold: 2.0}", ".rollout_rs_threshold", ["option-without-effect"]),
         ("{rollout_is: token, rollout_is_threshold_lower: 2.0}", ".rollout_is_threshold_lower", ["not below", "2"]),

@@ -63,7 +63,7 @@ TOO_SMALL = "tokens_per_micro_batch: 27"
         ("n: 0", "data.train.more.n", "invalid-value", ()),
         ("sampling: {max_new_tokens: 8, temperature: 0}", "data.train.more.sampling.temperature", "greedy-samples", ()),
         ("sampling: {temperature: 1}", "data.train.more.sampling.max_new_tokens", "missing-key", ()),
-        ("sampling: {max_new_tokens: 8, top_k: 0}", "data.train.more.sampling.top_k", "invalid-top-k", ()),
+        ("sampling: {max_new_tokens: 8, top_k: 0}", "data.train.more.sampling.top_k", "invalid-value", ()),
         ("max_prompt_tokens: 17", "data.train.more.max_prompt_tokens", "prompt-too-long", ()),
         ("max_new_tokens: 4", "data.train.more.max_new_tokens", "unknown-key", ()),
     ],

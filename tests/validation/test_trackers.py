@@ -74,7 +74,6 @@ def test_trackers_have_settings(project, track) -> None:
         ("[console, {tracker: tensorboard, name: x}]", "track[1].name", "option-without-effect", []),
         ("[{tracker: mlflow, group: x}]", "track[0].group", "option-without-effect", ["mlflow"]),
         ("[{tracker: wandb, args: {x: 1}}]", "track[0].args", "option-without-effect", []),
-        ("[wandb, {tracker: wandb, project: x}]", "track[1]", "tracker-twice", ["wandb"]),
         ("['own_trackers:Good']", "track[0]", "invalid-tracker", ["url"]),
         ("[{tracker: 'own_trackers:Good', args: {url: x, lvl: 2}}]", "track[0]", "invalid-tracker", ["lvl"]),
         (

@@ -120,13 +120,6 @@ def best(metric: str, more: str = "save_every: 5") -> tuple[str, str]:
         ("val/mean@4", "`val/mean@1`"),
         ("val/maj@2", "unknown-metric"),
         ("val/sums/pass@2", "unknown-metric"),
-        ("val/accuracy", "unknown-metric"),
-        ("val/reward", "unknown-metric"),
-        ("val/reward/form", "unknown-metric"),
-        ("val/rewards/mean", "unknown-metric"),
-        ("val/turns/mean", "unknown-metric"),
-        ("val/loss/sft", "unknown-metric"),
-        ("val/grad_norm", "unknown-metric"),
     ],
 )
 def test_a_metric_that_no_validation_has(project, metric, fragment):

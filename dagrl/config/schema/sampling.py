@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from dagrl.config.errors import removal
-from dagrl.config.schema.section import Section, Tokens
+from dagrl.config.schema.section import PositiveInt, Section, Tokens
 
 _OTHER_POLICY = removal("changes the logits, and log-probs would be those of another policy")
 _OF_TEXT = removal("concerns text, but input and output are token ids")
@@ -28,7 +28,7 @@ class SamplingSpec(Section):
     """0 takes the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Smallest set of tokens with at least this probability."""
-    top_k: int = -1
+    top_k: Literal[-1] | PositiveInt = -1
     """Likeliest so many tokens; -1 for all."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Tokens at least so likely as this part of the likeliest one."""
