@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from dagrl.redact import hide_secrets
 
@@ -28,7 +27,7 @@ class Problem:
     def __str__(self) -> str:
         return in_one_line("{file}:{line}: {place}: {message}".format(**self.as_values()))
 
-    def as_values(self) -> dict[str, Any]:
+    def as_values(self) -> dict[str, str | int]:
         """Return the fields, with long texts cut, as they are printed."""
         file, place = _cut(self.file, _MOST_SHOWN), _cut(hide_secrets(self.place), _MOST_SHOWN)
         return {"file": file, "line": self.line, "place": place, "message": bounded(self.message), "code": self.code}
@@ -130,7 +129,7 @@ def counted(number: float, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Format a value as in YAML, shortened."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()

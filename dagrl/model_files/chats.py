@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 type Message = dict[str, Any]
+type Chat = Sequence[Mapping[str, Any]]
 
 CALLS = "tool_calls"
 _BESIDE_CONTENT = (CALLS, "function_call", "reasoning_content", "reasoning", "thinking", "tool_plan")
@@ -16,7 +17,7 @@ _SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool", "functi
 """Roles in the form of ShareGPT, ``{from, value}``."""
 
 
-def chat_of(value: Any) -> Any:
+def chat_of(value: object) -> Any:
     """A value of a prompt file with chats as templates take them; a text stays as it is unless it is a chat in JSON.
 
     Null fields of structs are left out: in parquet a message has the fields of all others, and templates ask whether a
@@ -27,29 +28,31 @@ def chat_of(value: Any) -> Any:
     return [_message(each) for each in value] if isinstance(value, list) else value
 
 
-def no_chat(value: Any) -> bool:
+def no_chat(value: object) -> bool:
     """Whether a value is not missing, and neither a text nor a list of messages; null messages are reported apart."""
     if isinstance(value, list):
         return not all(isinstance(each, dict | None) for each in value)
     return not isinstance(value, str | None)
 
 
-def fields_beside_content(message: Mapping[str, Any]) -> list[str]:
+def fields_beside_content(message: Mapping[str, object]) -> list[str]:
     """Fields of an assistant's message that are part of what the policy writes, except for the content."""
     return [name for name in _BESIDE_CONTENT if message.get(name)]
 
 
-def with_arguments_as_text(chat: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def with_arguments_as_text(chat: Chat) -> list[Mapping[str, Any]]:
     """The chat with the arguments of its calls as text in JSON, not as objects."""
 
-    def call_of(call: Any) -> Any:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str | None):
+    def call_of(call: object) -> object:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(call, dict) or not isinstance(function, dict):
+            return call
+        if isinstance(function.get("arguments"), str | None):
             return call
         arguments = json.dumps(function["arguments"], ensure_ascii=False)
         return {**call, "function": {**function, "arguments": arguments}}
 
-    def message_of(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def message_of(message: Mapping[str, object]) -> Mapping[str, object]:
         calls = message.get(CALLS)
         return {**message, CALLS: [call_of(call) for call in calls]} if isinstance(calls, list) else message
 
@@ -67,32 +70,35 @@ def _chat_in_json(text: str) -> str | list[Message]:
     return found if is_chat else text
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: object) -> bool:
     return isinstance(value, dict) and ("role" in value or (isinstance(value.get("from"), str) and "value" in value))
 
 
-def _message(message: Any) -> Any:
+def _message(message: object) -> object:
+    if not isinstance(message, dict):
+        return message
     if _is_message(message) and "role" not in message:
         others = {name: value for name, value in message.items() if name not in ("from", "value")}
         message = {"role": _SHAREGPT.get(message["from"], message["from"]), "content": message["value"], **others}
-    if not isinstance(message, dict) or not fields_beside_content(message):
+    if not fields_beside_content(message):
         return message
     calls = _from_json(message.get(CALLS))
-    found = {CALLS: [_call(each) for each in calls]} if isinstance(calls, list) else {}
-    return {"content": "", **message, **found}
+    return {"content": "", **message, **({CALLS: [_call(call) for call in calls]} if isinstance(calls, list) else {})}
 
 
-def _call(call: Any) -> Any:
+def _call(call: object) -> object:
     """A call with its arguments as an object, in OpenAI's form."""
-    if isinstance(call, dict) and "name" in call and "function" not in call:
+    if not isinstance(call, dict):
+        return call
+    if "name" in call and "function" not in call:
         call = {"type": "function", "function": call}
-    function = call.get("function") if isinstance(call, dict) else None
+    function = call.get("function")
     if not isinstance(function, dict) or "arguments" not in function:
         return call
     return {**call, "function": {**function, "arguments": _from_json(function["arguments"])}}
 
 
-def _from_json(value: Any) -> Any:
+def _from_json(value: object) -> object:
     """The value of a text in JSON; any other value as it is."""
     try:
         return json.loads(value) if isinstance(value, str) else value
@@ -100,7 +106,7 @@ def _from_json(value: Any) -> Any:
         return value
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> Any:
     if isinstance(value, list):
         return [_without_nulls(each) for each in value]
     if isinstance(value, dict):

@@ -9,6 +9,9 @@ from typing import Any
 
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 
+type HfConfig = Mapping[str, Any]
+"""Fields of a model's config.json, whose types differ by model."""
+
 PAD, EOS, UNKNOWN, IMAGE = "<pad>", "<eos>", "<unk>", "<|image_pad|>"
 """Special tokens of the tokenizers that are made on the spot: those of bytes need no token for the unknown, and only
 those of models that see have one for images."""
@@ -47,7 +50,7 @@ def folder_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_config(model: ModelSpec) -> Mapping[str, Any]:
+def read_config(model: ModelSpec) -> HfConfig:
     """Return the fields of config.json, or of ``init`` with the vocabulary's size from the tokenizer.
 
     ValueError where a file cannot be read.
@@ -62,7 +65,7 @@ def read_config(model: ModelSpec) -> Mapping[str, Any]:
     return {**given, **{name: value for name, value in init.items() if value is not None or name not in given}}
 
 
-def flat_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def flat_config(config: HfConfig) -> HfConfig:
     """Return a config with the fields of its ``text_config`` beside its own, as older files have them."""
     text = config.get("text_config")
     return {**text, **config} if isinstance(text, Mapping) else config
@@ -88,7 +91,7 @@ def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
     return ids
 
 
-def _listed_ids(content: Mapping[str, Any]) -> dict[str, int]:
+def _listed_ids(content: HfConfig) -> dict[str, int]:
     """Map tokens to their ids, as far as the file lists its vocabulary."""
     vocabulary = (content.get("model") or {}).get("vocab")
     if not vocabulary:

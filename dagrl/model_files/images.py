@@ -13,7 +13,7 @@ import hashlib
 import io
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.config.schema import DataSpec, ModelSpec
+from dagrl.model_files.chats import Chat
 from dagrl.model_files.hf_config import read_config, read_json
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def check_proportions(height: int, width: int) -> None:
         raise ValueError(f"{width} x {height} pixels are more than {_MOST_OBLONG} times as long as wide")
 
 
-def open_image(stored: Any, folder: Path, *, decode: bool = True) -> Image:
+def open_image(stored: object, folder: Path, *, decode: bool = True) -> Image:
     """The image that a row stores as ``{bytes}`` or ``{path}``; relative paths are below `folder`.
 
     Without `decode`, only its header is read.
@@ -148,7 +149,7 @@ def open_image(stored: Any, folder: Path, *, decode: bool = True) -> Image:
     return image
 
 
-def stored_parts(stored: Any) -> tuple[bytes | None, str | None]:
+def stored_parts(stored: object) -> tuple[bytes | None, str | None]:
     """Bytes and path of an image as a row stores it; bytes go first. ValueError if there is neither."""
     content = stored.get("bytes") if isinstance(stored, Mapping) else stored if isinstance(stored, bytes) else None
     path = stored.get("path") if isinstance(stored, Mapping) else stored if isinstance(stored, str) else None
@@ -157,7 +158,7 @@ def stored_parts(stored: Any) -> tuple[bytes | None, str | None]:
     return content or None, path or None
 
 
-def image_name(stored: Any) -> str:
+def image_name(stored: object) -> str:
     """The path of a stored image, or the SHA-256 of its bytes, for samples."""
     content, path = stored_parts(stored)
     return path or f"sha256:{hashlib.sha256(content or b'').hexdigest()}"
@@ -183,7 +184,7 @@ def thumbnail(pixels: np.ndarray) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
-def marked_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def marked_parts(messages: Chat) -> list[dict[str, Any]]:
     """Messages whose markers are parts of type ``image``, as chat templates read them."""
     marked = []
     for message in messages:
@@ -216,7 +217,7 @@ def shortened(tokens: np.ndarray, settings: ImageSettings) -> np.ndarray:
     return tokens[np.concatenate([[True], ~repeated])] if len(tokens) else tokens
 
 
-def is_image(value: Any) -> bool:
+def is_image(value: object) -> bool:
     """Whether a value is an image of PIL, which need not be imported."""
     module = sys.modules.get("PIL.Image")
     return module is not None and isinstance(value, module.Image)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 UNDECLARED = ("rope_theta", "rope_scaling", "head_dim")
 """Fields that models of transformers read though a config class may not declare them: such classes fold the names of
@@ -24,7 +24,7 @@ class ConfigClass(NamedTuple):
     name: str
     types: dict[str, str]
     """Fields -> their type as transformers writes it."""
-    defaults: dict[str, Any]
+    defaults: dict[str, object]
     """Fields -> their default, as far as that is a plain value."""
 
 
@@ -151,7 +151,7 @@ def config_class(model_type: str, part: str | None = None) -> ConfigClass:
     return NO_CLASS
 
 
-def has_type(annotation: str, value: Any) -> bool:
+def has_type(annotation: str, value: object) -> bool:
     """Whether a value has a type that is written as text. Types beyond plain ones and lists hold any value."""
     return any(test(value) for test in _tests(annotation.replace("List[", "list[")))
 
@@ -162,7 +162,7 @@ def words_of_type(annotation: str) -> str:
     return " or ".join(_WORDS.get(part, part) for part in parts)
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> bool:
     """Whether a value is a whole number, which true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -176,7 +176,7 @@ _WORDS = {
     "list[int]": "a list of whole numbers",
     "list[str]": "a list of names",
 }
-_PLAIN: dict[str, Callable[[Any], bool]] = {
+_PLAIN: dict[str, Callable[[object], bool]] = {
     "int": is_whole,
     "float": lambda value: isinstance(value, float),
     "bool": lambda value: isinstance(value, bool),
@@ -186,7 +186,7 @@ _PLAIN: dict[str, Callable[[Any], bool]] = {
 
 
 @cache
-def _tests(annotation: str) -> tuple[Callable[[Any], bool], ...]:
+def _tests(annotation: str) -> tuple[Callable[[object], bool], ...]:
     """Return a test for each member of a union."""
     try:
         return tuple(_members(ast.parse(annotation, mode="eval").body))
@@ -194,7 +194,7 @@ def _tests(annotation: str) -> tuple[Callable[[Any], bool], ...]:
         return (lambda value: True,)
 
 
-def _members(node: ast.expr) -> Iterator[Callable[[Any], bool]]:
+def _members(node: ast.expr) -> Iterator[Callable[[object], bool]]:
     match node:
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             yield from _members(left)

@@ -37,7 +37,7 @@ def is_list(kind: pa.DataType | None) -> bool:
     return kind is not None and (kinds.is_list(kind) or kinds.is_large_list(kind))
 
 
-def value_at(row: Any, column: str) -> Any:
+def value_at(row: object, column: str) -> Any:
     """The value of a column, or of a struct's field, in a row of Python objects; None if one is missing.
 
     Raises ValueError, with the object of "has", if a value with fields is no struct: rows of JSON may differ.

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dagrl.model_files.hf_config import HfConfig
+
 _TEXT = "text_config"
 _OWN = ("quantization_config", "torch_dtype", "_name_or_path")
 """Keys of a source that do not hold for the folder's weights, which have another dtype and are not quantised."""
 
 
-def with_older_keys(
-    config: Mapping[str, Any], other_names: Mapping[str, str], source: Mapping[str, Any]
-) -> dict[str, Any]:
+def with_older_keys(config: HfConfig, other_names: Mapping[str, str], source: HfConfig) -> dict[str, Any]:
     """`config`, as transformers 5 writes it, with the keys of transformers 4 and those that only `source` has.
 
     `other_names` are further names of fields, as config classes know them. Values of `config` stay as they are.
@@ -28,7 +28,7 @@ def with_older_keys(
     return {**{name: value for name, value in source.items() if name not in _OWN}, **whole}
 
 
-def _older(config: Mapping[str, Any]) -> dict[str, Any]:
+def _older(config: HfConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"torch_dtype": config["dtype"]} if "dtype" in config else {}
     rope = config.get("rope_parameters") or {}
     if isinstance(full := rope.get("full_attention"), Mapping):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.imports import CODE_IS_NOT_RUN, tokenizers_alone
-from dagrl.model_files.chats import with_arguments_as_text
+from dagrl.model_files.chats import Chat, with_arguments_as_text
 from dagrl.model_files.hf_config import EOS, IMAGE, PAD, UNKNOWN, token_ids
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def _without_end(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int
 
 def chat_text(
     tokenizer: PreTrainedTokenizerBase,
-    chat: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] = (),
+    chat: Chat,
+    tools: Sequence[Mapping[str, object]] = (),
     *,
     complete: bool = False,
 ) -> str:
@@ -122,15 +122,15 @@ def chat_text(
 
 def render_chat(
     tokenizer: PreTrainedTokenizerBase,
-    chat: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] = (),
+    chat: Chat,
+    tools: Sequence[Mapping[str, object]] = (),
     *,
     complete: bool = False,
 ) -> str:
     """As `chat_text`; its ValueError has the template's reason alone."""
     from jinja2 import TemplateError
 
-    def render(messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(messages: Chat) -> str:
         return tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tools=[dict(tool) for tool in tools] or None,

@@ -6,11 +6,12 @@ A pipeline names one as ``module:function``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+
+from dagrl.plugins.custom import UserFunction
 
 
-def agent_problem(function: Callable[..., Any], place: str, args: Mapping[str, Any]) -> tuple[str | None, str] | None:
+def agent_problem(function: UserFunction, place: str, args: Mapping[str, object]) -> tuple[str | None, str] | None:
     """The key that is wrong, None for the function itself, and why; None if the function can be an agent with `args`.
 
     An agent is async and takes a client and a row.

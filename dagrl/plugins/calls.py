@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dagrl.plugins.custom import name_of, raised_by
+from dagrl.plugins.custom import UserFunction, name_of, raised_by
 
 FOLDER = ".calls"
 """Folder of these files in a run folder."""
@@ -78,7 +78,7 @@ def _file_of(run_dir: Path, host: str, pid: int) -> Path:
     return run_dir / FOLDER / f"{host}-{pid}"
 
 
-def call(function: Callable[..., Any], named: Mapping[str, Any], *given: Any, about: str = "") -> Any:
+def call(function: UserFunction, named: Mapping[str, object], *given: object, about: str = "") -> Any:
     """Call a user's function with arguments by name and by position. Raises UserFunctionError for all that it raises.
 
     `about` says what it is called for, for example which sample.
@@ -90,7 +90,7 @@ def call(function: Callable[..., Any], named: Mapping[str, Any], *given: Any, ab
             raise UserFunctionError(raised_by(function, error)) from error
 
 
-def call_or_stop(place: str, function: Callable[..., Any], named: Mapping[str, Any], *given: Any) -> Any:
+def call_or_stop(place: str, function: UserFunction, named: Mapping[str, object], *given: object) -> Any:
     """`call` the function at `place`. Raises ValueError with the place for all that it raises."""
     try:
         return call(function, named, *given)
@@ -99,7 +99,7 @@ def call_or_stop(place: str, function: Callable[..., Any], named: Mapping[str, A
 
 
 @contextmanager
-def within_call(function: Callable[..., Any], about: str = "") -> Iterator[None]:
+def within_call(function: UserFunction, about: str = "") -> Iterator[None]:
     """Within the context a user's function is called: for calls whose errors are handled in another way."""
     _record.note(", ".join(filter(None, (name_of(function), about))))
     try:
@@ -110,7 +110,7 @@ def within_call(function: Callable[..., Any], about: str = "") -> Iterator[None]
 
 
 @contextmanager
-def ending_children(function: Callable[..., Any]) -> Iterator[None]:
+def ending_children(function: UserFunction) -> Iterator[None]:
     """End a process that the function has forked at the end of the context."""
     process = os.getpid()
     try:

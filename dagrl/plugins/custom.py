@@ -20,6 +20,9 @@ from typing import Any
 from dagrl.config.errors import suggest
 from dagrl.resources import OWN_TEMPLATES
 
+type UserFunction = Callable[..., Any]
+"""A function or class of the user, with parameters and results of its own."""
+
 _SHOWN_CHARACTERS = 500
 """Length of the message of a failed function."""
 _HERE = Path(__file__).parent
@@ -44,7 +47,7 @@ def importable_from(folder: Path | None) -> Iterator[None]:
                 sys.path.remove(entry)
 
 
-def load_function(place: str, folder: Path | None = None) -> Callable[..., Any]:
+def load_function(place: str, folder: Path | None = None) -> UserFunction:
     """Import ``module:function``. ValueError if it does not exist, or the module fails."""
     module_name, colon, function_name = place.partition(":")
     if not (colon and function_name and all(module_name.split("."))):
@@ -65,7 +68,7 @@ def load_function(place: str, folder: Path | None = None) -> Callable[..., Any]:
     return function
 
 
-def signature_of(function: Callable[..., Any], name: str) -> inspect.Signature:
+def signature_of(function: UserFunction, name: str) -> inspect.Signature:
     """The signature of a user's function. ValueError if it has none, or returns a coroutine or a generator."""
     called = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
@@ -79,13 +82,13 @@ def signature_of(function: Callable[..., Any], name: str) -> inspect.Signature:
         raise ValueError(f"`{name}` does not say its parameters ({error}); {remedy}") from error
 
 
-def parameters_of(function: Callable[..., Any], name: str, method: str = "") -> tuple[str, ...]:
+def parameters_of(function: UserFunction, name: str, method: str = "") -> tuple[str, ...]:
     """Names of the parameters of a function, or of a `method` of a class. ValueError as in `signature_of`."""
     return tuple(signature_of(getattr(function, method) if method else function, name).parameters)
 
 
 def check_call(
-    function: Callable[..., Any], name: str, remedy: str, given: tuple[Any, ...], args: Mapping[str, Any]
+    function: UserFunction, name: str, remedy: str, given: tuple[object, ...], args: Mapping[str, object]
 ) -> None:
     """ValueError if a function cannot be called with the values `given` by position and `args` by name."""
     signature = signature_of(function, name)
@@ -96,7 +99,7 @@ def check_call(
 
 
 def known_parameters(
-    function: Callable[..., Any], name: str, known: tuple[str, ...], args: Collection[str] = ()
+    function: UserFunction, name: str, known: tuple[str, ...], args: Collection[str] = ()
 ) -> tuple[str, ...]:
     """Which of `known` a function takes by name; all of them with ``**kwargs``.
 
@@ -123,7 +126,7 @@ def check_names(name: str, parameters: Collection[str], args: Collection[str]) -
         raise ValueError(f"`{name}` has no parameter {unknown!r}; remove it from the node's args")
 
 
-def raised_by(function: Callable[..., Any], error: BaseException) -> str:
+def raised_by(function: UserFunction, error: BaseException) -> str:
     """The error of a user's function, with the innermost line in its own file."""
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -132,13 +135,13 @@ def raised_by(function: Callable[..., Any], error: BaseException) -> str:
     return f"raised {type(error).__name__}{f': {what}' if what else ''} ({frame.filename}:{frame.lineno})"
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: UserFunction) -> str:
     """A function as ``module:function``."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     return f"{module}:{name}" if module and name else repr(function)
 
 
-def located(function: Callable[..., Any], place: str | None = None) -> str:
+def located(function: UserFunction, place: str | None = None) -> str:
     """A function with its position: ``module:function (FILE:LINE)``."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     name = place or name_of(function)

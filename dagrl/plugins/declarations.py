@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dagrl.config.columns import COLUMN_NAME, CORE_COLUMNS, Shape
 from dagrl.config.errors import listed, suggest
 from dagrl.config.schema import CustomNode, FilterNode, LogprobNode, NodeBase, OpContract, Scope, UpdateNode
-from dagrl.plugins.custom import check_names, known_parameters, load_function, name_of, signature_of
+from dagrl.plugins.custom import UserFunction, check_names, known_parameters, load_function, name_of, signature_of
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 _Names = tuple[str, ...] | list[str]
 
 FIELDS = (
@@ -86,7 +86,7 @@ def reward(*, batched: bool = False, concurrency: int = 1) -> Callable[[Function
     return _mark("dagrl_reward", RewardTraits(batched, concurrency))
 
 
-def _mark(name: str, value: Any) -> Callable[[Function], Function]:
+def _mark(name: str, value: object) -> Callable[[Function], Function]:
     def mark(function: Function) -> Function:
         setattr(function, name, value)
         return function
@@ -94,14 +94,14 @@ def _mark(name: str, value: Any) -> Callable[[Function], Function]:
     return mark
 
 
-def _declare(kind: str, reads: Any, writes: Any, scope: str) -> Callable[[Function], Function]:
+def _declare(kind: str, reads: object, writes: object, scope: str) -> Callable[[Function], Function]:
     if scope not in (known := [each.value for each in Scope]):
         raise ValueError(f"the scope cannot be {scope!r}; {suggest(str(scope), known)}")
     contract = OpContract(_column_names(kind, "reads", reads), _column_names(kind, "writes", writes), Scope(scope))
     return _mark("dagrl_contract", (kind, contract))
 
 
-def _column_names(kind: str, field: str, given: Any) -> tuple[str, ...]:
+def _column_names(kind: str, field: str, given: object) -> tuple[str, ...]:
     """The columns that a decorator gets. ValueError for anything but a list of different names.
 
     Types cannot be declared: built-in columns have the type in `dagrl.config.columns`, all others are float32.
@@ -118,7 +118,7 @@ def _column_names(kind: str, field: str, given: Any) -> tuple[str, ...]:
     return tuple(str.__str__(name) for name in given)
 
 
-def declared(function: Callable[..., Any], place: str, kind: str) -> OpContract:
+def declared(function: UserFunction, place: str, kind: str) -> OpContract:
     """The declaration by ``@dagrl.KIND`` on a function. ValueError if it has another decorator, or none."""
     marked, contract = getattr(function, "dagrl_contract", (None, OpContract(())))
     if marked != kind:
@@ -127,7 +127,7 @@ def declared(function: Callable[..., Any], place: str, kind: str) -> OpContract:
     return contract
 
 
-def declaration_of(function: Callable[..., Any], node: NodeBase) -> OpContract:
+def declaration_of(function: UserFunction, node: NodeBase) -> OpContract:
     """The declaration of the user's function in a node. ValueError if it does not fit the node."""
     assert node.user_function is not None, "the node names a function"
     _, place = node.user_function
@@ -148,7 +148,7 @@ def declaration_of(function: Callable[..., Any], node: NodeBase) -> OpContract:
     return declared(function, place, "estimator")
 
 
-def load_formula(node: NodeBase, folder: Path | None) -> tuple[Callable[..., Any], OpContract] | None:
+def load_formula(node: NodeBase, folder: Path | None) -> tuple[UserFunction, OpContract] | None:
     """The user's function in a node, and what it declares; None if the node has none. ValueError if it is invalid."""
     if node.user_function is None:
         return None
@@ -156,7 +156,7 @@ def load_formula(node: NodeBase, folder: Path | None) -> tuple[Callable[..., Any
     return function, declaration_of(function, node)
 
 
-def rule_columns(rule: Callable[..., Any], args: Mapping[str, Any]) -> tuple[str, ...]:
+def rule_columns(rule: UserFunction, args: Mapping[str, object]) -> tuple[str, ...]:
     """Columns that a filter's rule, or a choice of rows, takes: its parameters without those in `args`.
 
     ValueError if it has others.
@@ -173,12 +173,12 @@ def rule_columns(rule: Callable[..., Any], args: Mapping[str, Any]) -> tuple[str
     return columns
 
 
-def reward_traits(function: Callable[..., Any]) -> RewardTraits:
+def reward_traits(function: UserFunction) -> RewardTraits:
     """Traits of a reward function; an undecorated one is called once a sample."""
     return getattr(function, "dagrl_reward", RewardTraits())
 
 
-def checked_traits(function: Callable[..., Any], place: str) -> RewardTraits:
+def checked_traits(function: UserFunction, place: str) -> RewardTraits:
     """The traits of the reward function at `place`. ValueError if it does not return its result."""
     if inspect.isclass(function):
         raise ValueError(f"`{place}` is a class, and a reward is a function; name one")
@@ -186,7 +186,7 @@ def checked_traits(function: Callable[..., Any], place: str) -> RewardTraits:
     return reward_traits(function)
 
 
-def fields_of(function: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, str]:
+def fields_of(function: UserFunction, args: Mapping[str, object]) -> dict[str, str]:
     """Parameters that a reward function takes of a sample, each with that of `FIELDS` which it is.
 
     ValueError if `args` do not fit the function, or it needs another parameter.

@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dagrl.plugins.custom import check_call, known_parameters, load_function
+from dagrl.plugins.custom import UserFunction, check_call, known_parameters, load_function
 
 RESET_FIELDS = ("prompt", "answer", "data_source", "extra_info", "seed")
 """Arguments that ``reset`` can take, by name."""
@@ -29,7 +29,7 @@ class Observation:
     """The reward of the turn."""
     done: bool = False
     """Whether the response ends with this turn, without the text."""
-    images: tuple[Any, ...] = ()
+    images: tuple[object, ...] = ()
     """Images (PIL) before the text, for policies that see."""
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Observation:
 class Environment(Protocol):
     """The interface of an environment. An optional ``close()`` is called at the end."""
 
-    def reset(self, **fields: Any) -> None:
+    def reset(self, **fields: object) -> None:
         """Start an episode. `fields` are those of `RESET_FIELDS` that it names; `seed` differs by response."""
 
     def step(self, response: str) -> Observation:
@@ -61,7 +61,7 @@ class EnvironmentClass:
     place: str
     """``module:Class``"""
     make: Any
-    args: Mapping[str, Any]
+    args: Mapping[str, object]
     fields: tuple[str, ...]
     """Arguments of its ``reset``."""
 
@@ -70,13 +70,13 @@ class EnvironmentClass:
         return self.make(**self.args)
 
 
-def load_environment(place: str, args: Mapping[str, Any], folder: Path | None = None) -> EnvironmentClass:
+def load_environment(place: str, args: Mapping[str, object], folder: Path | None = None) -> EnvironmentClass:
     """The class at ``module:Class``. ValueError as in `environment_fields`."""
     made = load_function(place, folder)
     return EnvironmentClass(place, made, args, environment_fields(made, place, args))
 
 
-def environment_fields(made: Callable[..., Any], place: str, args: Mapping[str, Any]) -> tuple[str, ...]:
+def environment_fields(made: UserFunction, place: str, args: Mapping[str, object]) -> tuple[str, ...]:
     """The fields that the ``reset`` of a class takes. ValueError if it is no class, or a method does not fit."""
     if not inspect.isclass(made):
         raise ValueError(f"`{place}` is no class; an environment is one with reset(...) and step(response)")

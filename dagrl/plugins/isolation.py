@@ -72,7 +72,7 @@ def without_imports() -> Iterator[None]:
         _imports_nothing = outer
 
 
-def ask[Result](place: str, question: Callable[..., Result], *arguments: Any, folder: Path | None) -> Result:
+def ask[Result](place: str, question: Callable[..., Result], *arguments: object, folder: Path | None) -> Result:
     """``question(function, *arguments)`` about the user's ``module:function`` at `place`.
 
     Within `isolated_imports` a child process computes the result, so question, arguments and result are pickled.
@@ -94,7 +94,9 @@ class _Imports:
         self._failures: dict[str, str] = {}
         """Module -> why it is not imported again."""
 
-    def ask(self, place: str, folder: Path | None, question: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def ask(
+        self, place: str, folder: Path | None, question: Callable[..., object], arguments: tuple[object, ...]
+    ) -> Any:
         module = place.partition(":")[0]
         if module in self._failures:
             raise ValueError(self._failures[module])
@@ -146,7 +148,7 @@ class _Child:
         """The exit code, or the negative number of the signal that ended the process; None while it runs."""
         return self._process.exitcode
 
-    def answer(self, request: tuple[Any, ...], seconds: float) -> bytes | None:
+    def answer(self, request: tuple[object, ...], seconds: float) -> bytes | None:
         """The answer to a question; None if the process ends, or gives none in time."""
         begun, announced = time.monotonic(), False
         with suppress(OSError):
@@ -162,7 +164,7 @@ class _Child:
             if ended:
                 return None
             if waited > _NOTICE_AFTER_S and not announced:
-                announced, module = True, request[0].partition(":")[0]
+                announced, module = True, str(request[0]).partition(":")[0]
                 print(f"dagrl: importing {module}, for at most {seconds:g} s ...", file=sys.stderr, flush=True)
         return None
 
@@ -264,7 +266,7 @@ def _limit_memory(memory: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _answer(place: str, folder: Path | None, question: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+def _answer(place: str, folder: Path | None, question: Callable[..., object], arguments: tuple[object, ...]) -> bytes:
     """A pickled pair: whether the question has a result, and the result or the reason why it has none."""
     try:
         return pickle.dumps((True, question(load_function(place, folder), *arguments)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from dagrl.plugins.custom import known_parameters, name_of
+from dagrl.plugins.custom import UserFunction, known_parameters, name_of
 
 _SHOWN_CHARACTERS = 300
 _LARGEST = 3.4e38
@@ -74,7 +74,7 @@ def finite(score: Any) -> float:
     return float(number)
 
 
-def parser_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+def parser_arguments(function: UserFunction) -> tuple[str, ...]:
     """Which of ``reply`` and the template's fields a user's parser takes. ValueError if it does not fit."""
     taken = known_parameters(function, name_of(function), ("reply", *FIELDS))
     if "reply" not in taken:

@@ -6,17 +6,16 @@ A pipeline names one as ``module:Class`` in ``data.order``. `dagrl.data.order.ow
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from dagrl.plugins.custom import check_call
+from dagrl.plugins.custom import UserFunction, check_call
 
 _NEEDED = "take(count, step), state() and load(state), and may have observe(rows)"
 _METHODS = {"take": 3, "state": 1, "load": 2}
 """Methods that a sampler must have, and how many arguments they get."""
 
 
-def check_sampler(made: Callable[..., Any], place: str, args: Mapping[str, Any]) -> None:
+def check_sampler(made: UserFunction, place: str, args: Mapping[str, object]) -> None:
     """ValueError if it is no class, its constructor does not take `args`, or a method does not fit."""
     if not inspect.isclass(made):
         raise ValueError(f"`{place}` is no class; a sampler is one with {_NEEDED}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from inspect import Parameter
 from pathlib import Path
-from typing import Any
 
 from dagrl.plugins import declarations
+from dagrl.plugins.custom import UserFunction
 
 _DECORATORS = ("node", "estimator", "loss", "reward")
 _MOST_BYTES = 4 << 20
@@ -19,7 +19,7 @@ _ANY = inspect.Signature([Parameter("args", Parameter.VAR_POSITIONAL), Parameter
 """For a name that is no function in the source, such as an imported one."""
 
 
-def function_in_source(place: str, folder: Path | None) -> Callable[..., Any]:
+def function_in_source(place: str, folder: Path | None) -> UserFunction:
     """A function with the parameters and the dagrl decorators of ``module:function``, that does nothing.
 
     ValueError if there is no such module, or nothing of that name in it.
@@ -74,8 +74,8 @@ def _names(statement: ast.stmt) -> set[str]:
     return set()
 
 
-def _stand_in(place: str, statement: ast.stmt) -> Callable[..., Any]:
-    def stand_in(*_args: Any, **_kwargs: Any) -> None:
+def _stand_in(place: str, statement: ast.stmt) -> UserFunction:
+    def stand_in(*_args: object, **_kwargs: object) -> None:
         raise NotImplementedError(place)
 
     module, _, name = place.partition(":")
@@ -84,7 +84,7 @@ def _stand_in(place: str, statement: ast.stmt) -> Callable[..., Any]:
     stand_in.__signature__ = _signature(statement.args) if is_function else _ANY  # type: ignore[attr-defined]
     if isinstance(statement, ast.AsyncFunctionDef):
         return inspect.markcoroutinefunction(stand_in)
-    function: Callable[..., Any] = stand_in
+    function: UserFunction = stand_in
     if isinstance(statement, ast.FunctionDef):
         for each in reversed(statement.decorator_list):
             function = _decorated(function, each)
@@ -108,7 +108,7 @@ def _signature(arguments: ast.arguments) -> inspect.Signature:
     return inspect.Signature(found)
 
 
-def _decorated(function: Callable[..., Any], decorator: ast.expr) -> Callable[..., Any]:
+def _decorated(function: UserFunction, decorator: ast.expr) -> UserFunction:
     """The function with a decorator of dagrl, whose arguments are literals; others change nothing."""
     if not isinstance(decorator, ast.Call):
         return function

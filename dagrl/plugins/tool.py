@@ -15,7 +15,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from dagrl.config.errors import suggest
 from dagrl.plugins.calls import within_call
-from dagrl.plugins.custom import load_function, name_of
+from dagrl.plugins.custom import UserFunction, load_function, name_of
 
 BUILT_IN = {"calculator": "dagrl.tools.calculator:calculator", "python": "dagrl.tools.python:python"}
 """Tools that come with dagrl."""
@@ -31,7 +31,7 @@ class ToolUnavailableError(OSError):
     """A tool cannot work on this machine at all: raised by it, this ends the run."""
 
 
-def tool[Function: Callable[..., Any]](function: Function) -> Function:
+def tool[Function: Callable[..., object]](function: Function) -> Function:
     """Declare a function as a tool, described to the policy by its name, docstring and signature.
 
     The policy sees the parameters before a ``*``, which have type hints. Those behind it are set by the pipeline's
@@ -45,7 +45,7 @@ def tool[Function: Callable[..., Any]](function: Function) -> Function:
 class Tool:
     """A tool as a rollout uses it."""
 
-    def __init__(self, function: Callable[..., Any], args: Mapping[str, Any]) -> None:
+    def __init__(self, function: UserFunction, args: Mapping[str, object]) -> None:
         """`args` are set by the pipeline. ValueError where function or arguments make no tool."""
         self.function = function
         self.name: str = function.__name__
@@ -77,7 +77,7 @@ class Tool:
         }
         """The description for chat templates, in OpenAI's format."""
 
-    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def check(self, arguments: Mapping[str, object]) -> dict[str, Any]:
         """The validated arguments of a call. ToolArgumentError if they do not fit."""
         try:
             return self._arguments.validate_python(dict(arguments))
@@ -87,7 +87,7 @@ class Tool:
             )
             raise ToolArgumentError(f"{self.name} does not take these arguments: {faults}") from error
 
-    def call(self, arguments: Mapping[str, Any], extra_info: Mapping[str, Any]) -> Any:
+    def call(self, arguments: Mapping[str, object], extra_info: Mapping[str, object]) -> Any:
         """Call the function. ToolArgumentError if the arguments do not fit, and any error of the function."""
         row = {OF_THE_ROW: dict(extra_info)} if self._takes_row else {}
         given = self.check(arguments)
@@ -96,7 +96,7 @@ class Tool:
             return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
-def load_tool(place: str, args: Mapping[str, Any], folder: Path | None = None) -> Tool:
+def load_tool(place: str, args: Mapping[str, object], folder: Path | None = None) -> Tool:
     """The tool that a pipeline names: one of `BUILT_IN`, or ``module:function``. ValueError where there is none."""
     if ":" not in place:
         if place not in BUILT_IN:
@@ -106,19 +106,19 @@ def load_tool(place: str, args: Mapping[str, Any], folder: Path | None = None) -
     return tool_of(load_function(place, folder), place, args)
 
 
-def tool_of(function: Callable[..., Any], place: str, args: Mapping[str, Any]) -> Tool:
+def tool_of(function: UserFunction, place: str, args: Mapping[str, object]) -> Tool:
     """The user's function at `place` as a tool. ValueError if it is not declared as one, or `args` do not fit."""
     if not getattr(function, "dagrl_tool", False):
         raise ValueError(f"`{place}` is not declared as a tool; decorate it with @dagrl.tool")
     return Tool(function, args)
 
 
-def check_tool(function: Callable[..., Any], place: str, args: Mapping[str, Any]) -> None:
+def check_tool(function: UserFunction, place: str, args: Mapping[str, object]) -> None:
     """ValueError as in `tool_of`."""
     tool_of(function, place, args)
 
 
-def offered[Item](tools: Mapping[str, Item], extra_info: Any) -> dict[str, Item]:
+def offered[Item](tools: Mapping[str, Item], extra_info: object) -> dict[str, Item]:
     """The tools of a row: those that its ``extra_info.tools`` names, or all."""
     # A file may hold text there, or anything else.
     named = extra_info.get("tools") if isinstance(extra_info, Mapping) else None
@@ -138,7 +138,7 @@ def _record(name: str, fields: dict[str, Any]) -> Any:
 
 
 def _check_parameters(
-    function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], args: Mapping[str, Any]
+    function: UserFunction, parameters: Mapping[str, inspect.Parameter], args: Mapping[str, object]
 ) -> None:
     name = name_of(function)
     if not inspect.getdoc(function):

@@ -6,17 +6,16 @@ A pipeline names one as ``module:Class``. `dagrl.tracking.base.Tracker` is its i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from dagrl.plugins.custom import check_call
+from dagrl.plugins.custom import UserFunction, check_call
 
 _METHODS = {"start": 3, "log": 2, "close": 1}
 """Methods that a tracker must have, and how many arguments they get."""
 _OPTIONAL = {"samples": 2}
 
 
-def check_tracker(made: Callable[..., Any], place: str, args: Mapping[str, Any]) -> None:
+def check_tracker(made: UserFunction, place: str, args: Mapping[str, object]) -> None:
     """ValueError if it is no class, its constructor does not take `args`, or a method does not fit."""
     needed = "start(run_dir, config, resumed_step), log(step, metrics) and close(ok)"
     if not inspect.isclass(made):

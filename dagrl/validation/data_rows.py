@@ -5,7 +5,7 @@ Only the first rows are read, up to `SCANNED_ROWS` and `SCANNED_BYTES`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,7 +15,7 @@ from dagrl.data.sources.fields import prompt_of
 from dagrl.model_files.chats import chat_of, fields_beside_content, no_chat
 from dagrl.model_files.images import MARKER, check_proportions, open_image
 from dagrl.model_files.nested_columns import value_at
-from dagrl.validation.sampled_files import SampledFile
+from dagrl.validation.sampled_files import Row, SampledFile
 
 SCANNED_ROWS = 20_000
 SCANNED_BYTES = 16 << 20
@@ -107,14 +107,14 @@ def row_faults(file: SampledFile, columns: CheckedColumns, share: float = 1.0) -
     return found
 
 
-def _faults_of(row: Mapping[str, Any], columns: CheckedColumns, *, decode: bool) -> Iterator[Flaw]:
+def _faults_of(row: Row, columns: CheckedColumns, *, decode: bool) -> Iterator[Flaw]:
     try:
         yield from _faults_of_values(row, columns, decode=decode)
     except ValueError as error:
         yield Flaw(str(error))
 
 
-def _faults_of_values(row: Mapping[str, Any], columns: CheckedColumns, *, decode: bool) -> Iterator[Flaw]:
+def _faults_of_values(row: Row, columns: CheckedColumns, *, decode: bool) -> Iterator[Flaw]:
     """Raises ValueError, with the flaw, for a value of another type than its column should have."""
     spec = columns.spec
     if not isinstance(row.get("data_source"), str | None):
@@ -165,7 +165,7 @@ def _is_text(content: bytes) -> bool:
     return True
 
 
-def _of_prompt(prompt: Any) -> Iterator[Flaw]:
+def _of_prompt(prompt: object) -> Iterator[Flaw]:
     if prompt is None:
         yield Flaw("a prompt of null")
     elif isinstance(prompt, list):
@@ -177,9 +177,10 @@ def _of_prompt(prompt: Any) -> Iterator[Flaw]:
         yield Flaw("an empty prompt")
 
 
-def _markers(prompt: Any) -> int:
+def _markers(prompt: object) -> int:
     """Marks of images in a prompt."""
-    texts = [prompt] if isinstance(prompt, str) else [(message or {}).get("content") for message in prompt or []]
+    chat = prompt if isinstance(prompt, list) else []
+    texts = [prompt] if isinstance(prompt, str) else [(message or {}).get("content") for message in chat]
     return sum((text or "").count(MARKER) for text in texts)
 
 

@@ -6,10 +6,9 @@ Only small files and headers are read (`model_weights`, `tokenizer_files`): `dag
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dagrl.backends.families.config_fields import is_size
 from dagrl.backends.families.sizes import ModelSizes, sizes_of
@@ -18,7 +17,7 @@ from dagrl.config.loading.hub import has_config_only
 from dagrl.config.loading.positions import Findings
 from dagrl.config.loading.published_configs import published_name
 from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
-from dagrl.model_files.hf_config import flat_config, folder_config, read_json, token_ids
+from dagrl.model_files.hf_config import HfConfig, flat_config, folder_config, read_json, token_ids
 from dagrl.validation.model_config import check_config, check_family, check_scale
 from dagrl.validation.model_weights import check_weights, may_be_quantised, quantisation_problem, readers_of
 from dagrl.validation.tokenizer_files import VOCABULARIES, check_tokenizer, has_tokenizer
@@ -68,7 +67,7 @@ class _Model:
         """Where the file says the model's config."""
         return (*self.section, "init" if self.model.init else "path")
 
-    def check(self) -> Mapping[str, Any] | None:
+    def check(self) -> HfConfig | None:
         """Return the fields of the model's config; None where they cannot be read or are wrong."""
         path, init, config = self.model.path, self.model.init, None
         if path is None and init is None:
@@ -88,8 +87,8 @@ class _Model:
         self._check_tokenizer(config)
         return config
 
-    def _check_folder(self, folder: Path) -> Mapping[str, Any] | None:
-        config: Mapping[str, Any] | None = None
+    def _check_folder(self, folder: Path) -> HfConfig | None:
+        config: HfConfig | None = None
         try:
             config = folder_config(folder)
         except ValueError as error:
@@ -110,7 +109,7 @@ class _Model:
             self._check_files(folder, config)
         return config
 
-    def _check_files(self, folder: Path, config: Mapping[str, Any] | None) -> None:
+    def _check_files(self, folder: Path, config: HfConfig | None) -> None:
         if has_config_only(folder):
             message = f"the files of `{self.model.hub}` are not in the cache, and the hub cannot be reached"
             self.findings.error(self.source, f"{message}; connect this machine, or name a folder", "hub-unreachable")
@@ -127,7 +126,7 @@ class _Model:
             with self.findings.reporting(self.source, "invalid-model-folder"):
                 read_json(path)
 
-    def _check_tokenizer_folder(self, folder: Path, key: str, config: Mapping[str, Any] | None) -> None:
+    def _check_tokenizer_folder(self, folder: Path, key: str, config: HfConfig | None) -> None:
         place, rows = (*self.section, key), config.get("vocab_size") if config else None
         if not has_tokenizer(folder):
             message = f"{folder} has no tokenizer ({VOCABULARIES[0]}); copy it there, or name another folder"
@@ -136,7 +135,7 @@ class _Model:
             with self.findings.reporting(place, "invalid-tokenizer"):
                 check_tokenizer(folder, rows if is_size(rows) else None)
 
-    def _check_init(self, init: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _check_init(self, init: HfConfig) -> HfConfig | None:
         if not isinstance(init.get("model_type"), str):
             message = "does not say which architecture; add `model_type:`, such as qwen3"
             self.findings.error((*self.source, "model_type"), message, "missing-model-type")
@@ -148,7 +147,7 @@ class _Model:
         self._check_vocabulary(config.get("vocab_size"))
         return config if check_config(self.source, config, None, self.findings) else None
 
-    def _check_vocabulary(self, rows: Any) -> None:
+    def _check_vocabulary(self, rows: object) -> None:
         tokenizer = self.tokenizer
         if not isinstance(tokenizer, TokenizerSpec) or not is_size(rows):
             return
@@ -157,7 +156,7 @@ class _Model:
             depends: list[Place] = [("model", "tokenizer"), (*self.section, "tokenizer")]
             self.findings.error((*self.source, "vocab_size"), message, "vocabulary-too-small", depends_on=depends)
 
-    def _check_tokenizer(self, config: Mapping[str, Any] | None) -> None:
+    def _check_tokenizer(self, config: HfConfig | None) -> None:
         tokenizer, place = self.model.tokenizer, (*self.section, "tokenizer")
         if isinstance(tokenizer, Path):
             if os.access(tokenizer, os.R_OK | os.X_OK) and tokenizer.is_dir():

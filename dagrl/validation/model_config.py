@@ -6,9 +6,8 @@ that no family has, names are not checked; the engine checks once more when it b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dagrl.backends.families.config_fields import wrong_values
 from dagrl.backends.families.registry import UNKNOWN, find_family, model_shape, unknown_family
@@ -16,13 +15,14 @@ from dagrl.backends.registry import backend_of
 from dagrl.config.errors import Place, nearest, removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import Pipeline
+from dagrl.model_files.hf_config import HfConfig
 from dagrl.model_files.library_classes import NO_CLASS, config_class
 
 _MOST_PARAMETERS = 10**13
 """Several times the largest models that have been trained."""
 
 
-def check_config(section: Place, config: Mapping[str, Any], file: Path | None, findings: Findings) -> bool:
+def check_config(section: Place, config: HfConfig, file: Path | None, findings: Findings) -> bool:
     """Report fields that the config class does not have, values that they cannot have, and sizes that do not fit.
 
     `section` is where the pipeline says the config, ``model.init`` or ``model.path``; `file` is the folder's
@@ -61,7 +61,7 @@ def check_config(section: Place, config: Mapping[str, Any], file: Path | None, f
 
 
 def check_family(
-    pipeline: Pipeline, names: Sequence[str], section: Place, config: Mapping[str, Any], findings: Findings
+    pipeline: Pipeline, names: Sequence[str], section: Place, config: HfConfig, findings: Findings
 ) -> None:
     """Report what those of the engines `names` cannot build whose backends build families.
 

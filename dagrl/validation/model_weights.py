@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dagrl.backends.backend import WeightReader
 from dagrl.backends.families.base import Family
@@ -16,7 +16,7 @@ from dagrl.backends.families.registry import find_family
 from dagrl.backends.families.tensors import published_tensors
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import Pipeline
-from dagrl.model_files.hf_config import folder_config, read_json
+from dagrl.model_files.hf_config import HfConfig, folder_config, read_json
 from dagrl.model_files.safetensors_header import FLOATING, HeaderEntry, read_header
 from dagrl.model_files.tensor_names import DERIVED, OUTPUT, QUANTISED, SCORE, is_prediction_layer, layer_of
 
@@ -50,7 +50,7 @@ def may_be_quantised(pipeline: Pipeline, engines: Sequence[str]) -> bool:
     return bool(readers) and all(reader is not None and reader.quantised for reader in readers)
 
 
-def quantisation_problem(path: Path, config: Mapping[str, Any]) -> str | None:
+def quantisation_problem(path: Path, config: HfConfig) -> str | None:
     """Return the message for a config.json of quantised weights."""
     for field in ("quantization_config", "compression_config"):
         if quantised := config.get(field):
@@ -72,7 +72,7 @@ def check_model_folder(folder: Path) -> None:
     check_weights(folder, config, [WeightReader()])
 
 
-def check_weights(folder: Path, config: Mapping[str, Any] | None, readers: Sequence[WeightReader]) -> None:
+def check_weights(folder: Path, config: HfConfig | None, readers: Sequence[WeightReader]) -> None:
     """Check the weights of a folder. ValueError with the first problem, OSError where a file cannot be read.
 
     `config` is None where it is not known, or wrong itself.

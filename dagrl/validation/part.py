@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dagrl.backends.registry import backend_of
 from dagrl.config.schema import EngineSpec, Pipeline
@@ -69,7 +68,7 @@ def take_part(checked: CheckedPipeline, options: PartOptions) -> tuple[CheckedPi
     }
     part = Part(found, share, sources)
     _check(whole, part)
-    run: dict[str, Any] = {}
+    run: dict[str, object] = {}
     if part.explores:
         # Its state is small, and what is saved is not sampled again.
         run |= {"save_every": 1, "async_save": False, "keep_best": None}

@@ -71,7 +71,7 @@ def _check_reward(
         findings.superfluous((*node_place, "concurrency"), f"one call of `{node.fn}` scores all samples of a shard")
 
 
-def _check_values(where: Place, name: str, args: dict[str, Any], findings: Findings) -> None:
+def _check_values(where: Place, name: str, args: dict[str, object], findings: Findings) -> None:
     """Report args of a built-in reward with values that it does not take."""
     hints = get_type_hints(load_function(name), include_extras=True)
     fields: dict[str, Any] = {key: (hints[key], ...) for key in args}

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+type Row = dict[str, Any]
+
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 1024
 _INFERRED_ROWS = 256
@@ -28,7 +30,7 @@ class RowBatch:
 
     numbers: Sequence[int]
     """Numbers of the rows, or lines from 1."""
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     size: int
     """Bytes in memory, or as many as take as long to read."""
 
@@ -71,7 +73,7 @@ class SampledFile:
             yield RowBatch(range(start, start + len(rows)), rows, batch.nbytes)
             start += len(rows)
 
-    def _json(self) -> Iterator[tuple[int, dict[str, Any], int]]:
+    def _json(self) -> Iterator[tuple[int, Row, int]]:
         path = self._file.path
         for number, text in json_rows(path):
             place = f"{path}:{number}" if self.in_lines else f"{path}, row {number} (the first is 0)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -47,7 +46,7 @@ def _length(pipeline: Pipeline) -> str:
     return steps if run.epochs is None else f"{run.epochs:g} epoch{'' if run.epochs == 1 else 's'}, up to {steps}"
 
 
-def as_values(checked: CheckedPipeline) -> dict[str, Any]:
+def as_values(checked: CheckedPipeline) -> dict[str, object]:
     """The summary for programs: plain values."""
     pipeline = checked.loaded.pipeline
     return {

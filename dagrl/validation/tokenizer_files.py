@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dagrl.config.schema import TokenizerSpec
-from dagrl.model_files.hf_config import lfs_hint, read_json, token_ids
+from dagrl.model_files.hf_config import HfConfig, lfs_hint, read_json, token_ids
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """Files that hold a tokenizer's tokens, the usual ones first."""
@@ -101,7 +100,7 @@ def listed_tokens(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int] |
         return None  # `check_tokenizer` reports it.
 
 
-def _object_or_empty(path: Path) -> Mapping[str, Any]:
+def _object_or_empty(path: Path) -> HfConfig:
     """Return the content of a file; empty where there is none, or no JSON object."""
     try:
         return read_json(path) if path.is_file() else {}
@@ -160,7 +159,7 @@ def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
     return tokens, {token["content"]: token["id"] for token in added}
 
 
-def _listed(vocabulary: Any) -> dict[str, int] | None:
+def _listed(vocabulary: object) -> dict[str, int] | None:
     """Map tokens to numbers; None where they are not listed. Unigram models list pairs of token and score."""
     if isinstance(vocabulary, list):
         pairs = all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in vocabulary)
@@ -170,11 +169,11 @@ def _listed(vocabulary: Any) -> dict[str, int] | None:
     return vocabulary
 
 
-def _is_added(token: Any) -> bool:
+def _is_added(token: object) -> bool:
     return isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int
 
 
-def _other_formats(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
+def _other_formats(folder: Path, config: HfConfig) -> dict[str, int]:
     """Check a folder without tokenizer.json, and return the tokens of vocab.json with their numbers."""
     model, vocabulary = folder / "tokenizer.model", folder / "vocab.json"
     if model.is_file():
@@ -197,7 +196,7 @@ def _other_formats(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
     return {}
 
 
-def _content(token: Any) -> str | None:
+def _content(token: object) -> str | None:
     """Return the text of a special token, which a config has as text or as an object."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else None

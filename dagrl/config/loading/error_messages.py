@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
+from typing_extensions import TypeIs
 
 from dagrl.config.errors import Place, nearest, removal, shown, suggest
+from dagrl.config.loading.yaml_source import Tree
 from dagrl.config.schema import Pipeline, Section
 from dagrl.config.schema.data import is_one_source
 from dagrl.config.schema.library_fields import LibraryFields, meant_fields
@@ -43,7 +45,7 @@ class Fault:
     """The ``backend`` or ``op`` that makes this the wrong key, where other kinds of the section have it."""
 
 
-def faults_of(error: ValidationError, tree: dict[str, Any]) -> list[Fault]:
+def faults_of(error: ValidationError, tree: Tree) -> list[Fault]:
     """Everything that pydantic reports about `tree`, one fault for each place; at most `MOST_FAULTS` and one more."""
     by_place: dict[Place, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
@@ -56,7 +58,7 @@ def faults_of(error: ValidationError, tree: dict[str, Any]) -> list[Fault]:
     return [fault for fault in faults if not (fault.code == "missing-key" and fault.place in meant)]
 
 
-def _place_of(details: ErrorDetails, tree: dict[str, Any]) -> Place:
+def _place_of(details: ErrorDetails, tree: Tree) -> Place:
     """Pydantic's location without the names of union members."""
     place: list[str | int] = []
     value: Any = tree
@@ -76,7 +78,7 @@ def _place_of(details: ErrorDetails, tree: dict[str, Any]) -> Place:
     return tuple(place)
 
 
-def _fault(place: Place, several: list[ErrorDetails], tree: dict[str, Any]) -> Fault:
+def _fault(place: Place, several: list[ErrorDetails], tree: Tree) -> Fault:
     details, key, value = several[0], str(place[-1]), value_at(tree, place)
     match details["type"]:
         case "extra_forbidden":
@@ -119,7 +121,7 @@ def _wanted(details: ErrorDetails) -> str:
     return wanted
 
 
-def _unknown_key(place: Place, tree: dict[str, Any]) -> Fault:
+def _unknown_key(place: Place, tree: Tree) -> Fault:
     key = str(place[-1])
     sections = _sections_at(place[:-1], tree)
     known = [name for section in sections for name in section.model_fields]
@@ -141,7 +143,7 @@ def _unknown_key(place: Place, tree: dict[str, Any]) -> Fault:
     return Fault(place, "unknown-key", f"unknown key `{key}`; {suggest(key, known)}", (*place[:-1], near or ""))
 
 
-def _instead(place: Place, tree: dict[str, Any]) -> str:
+def _instead(place: Place, tree: Tree) -> str:
     """The remedy for an incomplete node or engine: often it is a misspelt name of an inherited one."""
     section, name = str(place[0]), str(place[1])
     others = [other for other, value in tree[section].items() if isinstance(value, dict) and place[-1] in value]
@@ -164,7 +166,7 @@ def known_keys(place: Place) -> list[str]:
     return list(dict.fromkeys(name for section in _sections_at(place) for name in section.model_fields))
 
 
-def keys_below(place: Place, tree: dict[str, Any]) -> dict[str, bool]:
+def keys_below(place: Place, tree: Tree) -> dict[str, bool]:
     """Keys of the section at `place`, of the kind that `tree` names there, and whether each is a section."""
     return {
         name: any(_is_section(kind) or get_origin(kind) is dict for kind in _members(field.annotation))
@@ -173,9 +175,9 @@ def keys_below(place: Place, tree: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def _sections_at(place: Place, tree: dict[str, Any] | None = None) -> list[type[Section]]:
+def _sections_at(place: Place, tree: Tree | None = None) -> list[type[Section]]:
     """Sections that can stand at `place`, reduced to the kinds that `op` and `backend` name in `tree`."""
-    kinds: list[Any] = [Pipeline]
+    kinds: list[object] = [Pipeline]
     for depth, key in enumerate(place, start=1):
         kinds = [inner for kind in kinds for inner in _below(kind, key)]
         if tree is not None and len(kinds) > 1 and isinstance(value := value_at(tree, place[:depth]), dict):
@@ -185,11 +187,11 @@ def _sections_at(place: Place, tree: dict[str, Any] | None = None) -> list[type[
     return [] if any(get_origin(kind) is dict for kind in kinds) else [kind for kind in kinds if _is_section(kind)]
 
 
-def _is_section(kind: Any) -> bool:
+def _is_section(kind: object) -> TypeIs[type[Section]]:
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
-def _below(kind: Any, key: str | int) -> Iterator[Any]:
+def _below(kind: object, key: str | int) -> Iterator[object]:
     """The types of the value that `key` has in a value of type `kind`."""
     if get_origin(kind) is dict:
         yield from _members(get_args(kind)[1])
@@ -199,7 +201,7 @@ def _below(kind: Any, key: str | int) -> Iterator[Any]:
         yield from _members(kind.model_fields[str(key)].annotation)
 
 
-def _members(annotation: Any) -> Iterator[Any]:
+def _members(annotation: object) -> Iterator[object]:
     """The types of a union, annotated or not."""
     if get_origin(annotation) is Annotated:
         yield from _members(get_args(annotation)[0])
@@ -210,7 +212,7 @@ def _members(annotation: Any) -> Iterator[Any]:
             yield from _members(argument)
 
 
-def _has_tag(kind: Any, value: dict[str, Any]) -> bool:
+def _has_tag(kind: object, value: Tree) -> bool:
     fields = kind.model_fields if _is_section(kind) else {}
     tags = [get_args(fields[key].annotation) for key in ("backend", "op") if key in fields]
     given = value.get("backend", value.get("op"))

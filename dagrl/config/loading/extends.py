@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from dagrl.config.errors import PipelineError, Place, Problem, dotted, shown, suggest
 from dagrl.config.loading.positions import Position
@@ -42,14 +41,14 @@ def read_with_parents(path: Path, allowance: Allowance | None = None) -> Documen
     return bottom
 
 
-def forget(positions: dict[Place, Position], place: Place, value: Any) -> None:
+def forget(positions: dict[Place, Position], place: Place, value: object) -> None:
     """Drop the positions of a place and of everything in its value."""
     positions.pop(place, None)
     for key, inner in _entries(value):
         forget(positions, (*place, key), inner)
 
 
-def _entries(value: Any) -> Iterable[tuple[str | int, Any]]:
+def _entries(value: object) -> Iterable[tuple[str | int, object]]:
     if isinstance(value, dict):
         return value.items()
     return enumerate(value) if isinstance(value, list) else ()
@@ -60,7 +59,7 @@ def expanded(path: str) -> Path:
     return Path(path).expanduser() if path == "~" or path.startswith("~/") else Path(path)
 
 
-def takes_away(value: Any, place: Place) -> bool:
+def takes_away(value: object, place: Place) -> bool:
     """Whether a null removes the value at `place` at once. Elsewhere nulls are removed at the end."""
     return value is None and any(keeps_nulls(place[:depth]) for depth in range(len(place)))
 
@@ -70,7 +69,7 @@ def keeps_nulls(place: Place) -> bool:
     return place == ("model", "init") or (len(place) == 4 and place[0] == "engines" and place[2:] == ("model", "init"))
 
 
-def forget_args(document: Document, node: Tree, place: Place, function: Any) -> None:
+def forget_args(document: Document, node: Tree, place: Place, function: object) -> None:
     """Remove the `args` at `place`, a node or its section for a source, if another function replaces its own."""
     has_function = len(place) == 2 or (len(place) == 4 and place[2] == "by_source")
     if has_function and place[0] == "nodes" and node.get("fn", function) != function and "args" in node:
@@ -109,7 +108,7 @@ def _real(path: Path) -> str:
     return os.path.realpath(str(path).replace("\0", ""))
 
 
-def _parents(document: Document) -> list[tuple[Place, Any]]:
+def _parents(document: Document) -> list[tuple[Place, object]]:
     """Remove ``extends`` from a document; its entries and their places."""
     if "extends" not in document.tree:
         return []
@@ -123,11 +122,11 @@ def _parents(document: Document) -> list[tuple[Place, Any]]:
         position = document.positions["extends",]
         message = f"extends {len(extended):,} files, of which {MOST_FILES} are the most; put some of them into one"
         raise PipelineError([Problem(position.file, position.line, "extends", message, "too-large")])
-    entries: list[tuple[Place, Any]] = [(("extends", index), parent) for index, parent in enumerate(extended)]
+    entries: list[tuple[Place, object]] = [(("extends", index), parent) for index, parent in enumerate(extended)]
     return [(place, parent) for place, parent in entries if place not in document.broken]
 
 
-def _find_parent(parent: Any, path: Path) -> Path:
+def _find_parent(parent: object, path: Path) -> Path:
     if not isinstance(parent, str) or not parent:
         message = f"expected a template's name or a file's path, got {shown(parent)}"
         raise ValueError(f"{message}; write `extends: NAME`, or `extends: [NAME, NAME]`")
@@ -171,7 +170,7 @@ def _are_alike(place: Place, old: Tree, new: Tree) -> bool:
     return place not in (("data", "train"), ("data", "val")) or is_one_source(old) == is_one_source(new)
 
 
-def _copy_positions(into: Document, source: Document, place: Place, value: Any) -> None:
+def _copy_positions(into: Document, source: Document, place: Place, value: object) -> None:
     into.positions[place] = source.positions[place]
     for key, inner in _entries(value):
         _copy_positions(into, source, (*place, key), inner)

@@ -54,7 +54,7 @@ _TRAINING = ("update", "critic", "sft", "dpo")
 """Ops that train in mini-batches."""
 _ROUNDS = 4
 """How often faulty values are left out: without a wrong value its section may lack one."""
-_STAND_INS: dict[Place, Any] = {
+_STAND_INS: dict[Place, object] = {
     ("model",): {},
     ("groups",): {"any": {"cpus_per_node": 1}},
     ("engines",): {"any": {"backend": "hf", "group": "any"}},
@@ -75,7 +75,7 @@ class LoadedPipeline:
     pipeline: Pipeline
     path: Path
     positions: Positions
-    resolved: Mapping[str, Any]
+    resolved: Mapping[str, object]
     """The file's content after `extends` and overrides, with absolute paths: the source of `pipeline`."""
     overrides: tuple[str, ...] = ()
     """As on the command line: ``run.steps=10``."""
@@ -291,7 +291,7 @@ def _with_steps(document: Document, positions: Positions) -> Tree:
     return {**document.tree, "run": {**run, "steps": steps}}
 
 
-def _rows_of(train: Any) -> int | None:
+def _rows_of(train: object) -> int | None:
     """The rows of all sources; None if a file is missing or wrong, which `dagrl.validate` reports."""
     several = train.values() if isinstance(train, dict) and not is_one_source(train) else [train]
     try:
@@ -371,5 +371,5 @@ def _resolve_model(document: Document, positions: Positions, place: Place, holde
             holder["path"] = str(found)
 
 
-def _mapping(value: Any) -> Tree:
+def _mapping(value: object) -> Tree:
     return value if isinstance(value, dict) else {}

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Union
 
 from pydantic import Field, create_model, model_validator
 
@@ -56,7 +56,7 @@ class _BrokenSection(EngineSpec):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse(cls, value: Any) -> Any:
+    def _refuse(cls, value: object) -> object:
         raise ValueError(cls.broken)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
 
@@ -86,7 +86,7 @@ class ValSetSpec(SourceSpec):
     """Their sampling, by the rollout whose responses are scored. Default: its ``val_sampling``."""
 
 
-def is_one_source(value: Mapping[str, Any]) -> bool:
+def is_one_source(value: Mapping[str, object]) -> bool:
     """Whether a mapping under ``train`` or ``val`` is a source, not names of sources."""
     keys = {*TrainSourceSpec.model_fields, *ValSetSpec.model_fields}
     return any(
@@ -95,7 +95,7 @@ def is_one_source(value: Mapping[str, Any]) -> bool:
     )
 
 
-def _form(value: Any) -> str:
+def _form(value: object) -> str:
     """The kind of a value of ``train``, ``val``, or of a name in it: a tag of the unions below."""
     if isinstance(value, Section):
         return "a section"
@@ -104,7 +104,7 @@ def _form(value: Any) -> str:
     return "a list" if isinstance(value, list | tuple) else "a path"
 
 
-def _form_of_name(value: Any) -> str:
+def _form_of_name(value: object) -> str:
     form = _form(value)
     return "a section" if form == "names" else form
 
@@ -187,7 +187,7 @@ class DataSpec(Section):
 
     @field_validator("train")
     @classmethod
-    def _check_weights(cls, train: Any) -> Any:
+    def _check_weights(cls, train: object) -> object:
         sources = list(train.values()) if isinstance(train, dict) else [train]
         if all(isinstance(each, TrainSourceSpec) and not each.weight for each in sources):
             raise ValueError("each source has the weight 0; give one of them a weight above 0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
@@ -68,7 +68,7 @@ class OrderSpec(Section):
     """Weights of the sources that change over the run; prompts of a source are shuffled, or as `by` or `adaptive`."""
     sampler: OwnFunction | None = None
     """Your own sampler: ``module:Class``. See docs/curriculum.md."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """Arguments of the sampler's constructor."""
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -188,5 +188,5 @@ class TrackerSpec(Section):
     """Group of runs in the project, of wandb and SwanLab."""
     name: Annotated[str, Field(min_length=1)] | None = None
     """Name of the run, of wandb, SwanLab and MLflow. Default: the pipeline's."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """Keyword arguments of your own class."""

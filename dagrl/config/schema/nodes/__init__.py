@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
 
@@ -31,7 +31,7 @@ class CustomNode(NodeBase):
 
     op: OwnFunction
     """``module:function``, looked for beside the pipeline file and on the Python path."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
 
     @property
@@ -43,7 +43,7 @@ class CustomNode(NodeBase):
         return declared
 
 
-def _node_tag(value: Any) -> str:
+def _node_tag(value: object) -> str:
     op = value.get("op") if isinstance(value, dict) else getattr(value, "op", None)
     return "custom" if isinstance(op, str) and ":" in op else str(op)
 

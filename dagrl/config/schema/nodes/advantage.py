@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -121,7 +121,7 @@ class AdvantageNode(NodeBase):
     ``optimal_token_baseline`` with the group, token by token; ``agentic_reinforce`` whitens discounted returns of
     turns. ``none`` reads no reward: `distillation` alone. Or your own, ``module:function``, decorated with
     `dagrl.estimator`: see docs/your_own.md."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments of your own estimator."""
     baseline: Literal["mean", "logavgexp"] = "mean"
     """``opmd`` only: what a reward is compared with, its group's mean or tau log(mean(exp(reward / tau)))."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ class AgentSpec(Section):
 
     function: OwnFunction | None = None
     """An async function, ``module:function``, of an `openai.AsyncOpenAI` client and the row."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments of the function, or those of the environment's ``load_environment``."""
     verifiers: Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$")] | None = None
     """An environment of the package verifiers, by its id. Its module is installed, or beside the pipeline file."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -44,7 +44,7 @@ class FilterNode(NodeBase):
     fn: OwnFunction | None = None
     """Your own rule instead, ``module:function``: it takes columns of a group by name and returns whether it
     passes."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments of `fn`."""
     prompts_per_round: PositiveInt | None = None
     """Prompts of the first round, and of a later one at most: those take as many as are likely to be missing. Default:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -36,9 +36,9 @@ class JudgeNode(EndpointNode):
     """Sampling of the reply."""
     max_prompt_tokens: Tokens = 8192
     """Engines only: longest question, chat template applied; a sample with a longer one fails."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     """Engines only: further arguments of the chat template, as ``{enable_thinking: false}``."""
-    extra_body: dict[str, Any] = Field(default_factory=dict)
+    extra_body: dict[str, object] = Field(default_factory=dict)
     """Endpoints only: further fields of the request, or others instead; ``null`` leaves one out."""
     expected_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Endpoints only: seconds that an answer takes, for `dagrl plan` alone. Default: 15 ms for each token of the reply,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,7 @@ class SourceReward(Section):
 
     fn: str
     """``math``, ``exact``, ``code``, ``environment``, ``agent``, or your own as ``module:function``."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
 
 
@@ -27,7 +27,7 @@ class RewardNode(NodeBase):
     fn: str | None = None
     """``math``, ``exact``, ``code``, ``environment``, ``agent``, or your own as ``module:function``. Default: each
     source has its own, in `by_source`."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
     by_source: dict[Name, SourceReward] = Field(default_factory=dict)
     """Other functions for the responses to prompts of single sources or validation sets, by their names."""

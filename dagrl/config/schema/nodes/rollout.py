@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -49,7 +49,7 @@ class TurnOptions(Section):
     tools: tuple[str, ...] = ()
     """Functions that the policy may call: ``calculator``, ``python``, or your own as ``module:function``. The chat
     template describes them."""
-    tool_args: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    tool_args: dict[str, dict[str, object]] = Field(default_factory=dict)
     """Tool -> arguments that are set here, and hidden from the policy."""
     mcp_servers: dict[Name, McpServerSpec] = Field(default_factory=dict)
     """Servers of the Model Context Protocol, by name, whose tools the policy may call too."""
@@ -69,7 +69,7 @@ class TurnOptions(Section):
     """Longest answer of a tool or the environment, in tokens; longer ones lose their middle."""
     environment: OwnFunction | None = None
     """Your own class, ``module:Class``, that answers and rewards the policy turn by turn."""
-    environment_args: dict[str, Any] = Field(default_factory=dict)
+    environment_args: dict[str, object] = Field(default_factory=dict)
     """Keyword arguments of the environment's constructor, called for each response."""
     on_environment_error: Literal["stop", "end"] = "stop"
     """When the environment raises or takes too long: stop the run, or end the response."""

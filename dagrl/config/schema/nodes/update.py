@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -84,7 +84,7 @@ class LossSpec(Section):
     ``opmd_kimi`` does responses. ``none`` reads no advantage: the loss is `distillation` alone.
     docs/algorithms.md has the formulas. Or your own, ``module:function``, decorated with `dagrl.loss`: see
     docs/your_own.md."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments of your own loss."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Ratio is kept within 1 - clip_ratio and 1 + clip_ratio; with ``cispo`` there is only the upper bound, with
