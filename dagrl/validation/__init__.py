@@ -13,12 +13,11 @@ from pathlib import Path
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.environments import faults
 from dagrl.backends.registry import backend_of
-from dagrl.config.errors import PipelineError, Problem
-from dagrl.config.loading.loader import LoadedPipeline, load_with_problems
+from dagrl.config.errors import Problem
+from dagrl.config.loading.loader import LoadedPipeline, load_pipeline
 from dagrl.config.loading.positions import Findings
 from dagrl.graph.dag import Graph
 from dagrl.graph.inference import infer_graph
-from dagrl.model_files.hf_config import folder_config
 from dagrl.plugins.isolation import isolated_imports
 from dagrl.validation.batches import check_batches
 from dagrl.validation.buffers import check_buffers
@@ -54,8 +53,7 @@ class CheckedPipeline:
     @property
     def train_rows(self) -> dict[str, int]:
         """Rows of the training sources, by their names."""
-        found = {tuple(key.split(".")): rows for key, rows in self.rows.items()}
-        return {key[-1]: rows for key, rows in found.items() if key[0] == "train"}
+        return {key.rpartition(".")[2]: rows for key, rows in self.rows.items() if key.startswith("train")}
 
 
 def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: bool = True) -> CheckedPipeline:
@@ -63,26 +61,9 @@ def check_file(path: Path | str, overrides: Sequence[str] = (), *, with_files: b
 
     Without `with_files`, data, weights and tokenizer need not exist: a run can be planned on another machine.
     """
-    loaded, problems = load_with_problems(path, overrides)
-    if problems:
-        places = {problem.place for problem in problems}
-        of_files = _file_problems(loaded) if loaded and with_files else []
-        raise PipelineError([*problems, *(problem for problem in of_files if problem.place not in places)])
-    assert loaded is not None, "a pipeline that cannot be built without a problem"
+    loaded = load_pipeline(path, overrides)
     with isolated_imports():
         return _checked(loaded, Findings(loaded.positions), with_files=with_files)
-
-
-def _file_problems(loaded: LoadedPipeline) -> list[Problem]:
-    """Problems of the data files and the model's folder, for what is left of a pipeline with problems of form."""
-    pipeline, findings = loaded.pipeline, Findings(loaded.positions)
-    if pipeline.model.path is not None:
-        try:
-            folder_config(pipeline.model.path)
-        except (OSError, ValueError) as error:
-            findings.error(("model", "path"), str(error), "invalid-model-folder")
-    check_data_files(pipeline, None, loaded.folder, findings)
-    return findings.problems
 
 
 def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) -> CheckedPipeline:

@@ -272,7 +272,8 @@ def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
         ("answer_key", spec.answer_key, wanted.answers),
     ):
         if needed and column_type(schema, name) is None:
-            problems.append(_missing_column(schema, name, key))
+            known = [*schema.names, *fields_beside(schema, name)]
+            problems.append(f"has no column `{name}` ({key}); {suggest(name, known)}")
     kind = column_type(schema, spec.prompt_key)
     if kind is not None and not (_is_text(kind) or _is_chat(kind)):
         problems.append(f"has prompts of type {kind}; they must be text, or lists of messages with role and content")
@@ -280,21 +281,6 @@ def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
     if kind is not None and not (_is_text(kind) or kinds.is_null(kind)):
         problems.append(f"has a data_source of type {kind}; it must be text")
     return [*problems, *_response_problems(schema, wanted.responses)]
-
-
-def _missing_column(schema: pa.Schema, column: str, key: str) -> str:
-    """A column, or a field of a struct, that the schema lacks."""
-    import pyarrow.types as kinds
-
-    struct, _, name = column.rpartition(".")
-    kind = column_type(schema, struct) if struct else None
-    if kind is None:
-        whole = column.partition(".")[0]
-        return f"has no column `{whole}`; {suggest(whole, schema.names)}, or set {key}"
-    if not kinds.is_struct(kind):
-        return f"has a {struct} of type {kind}; it must be a struct with the field {name}"
-    fields = [kind.field(index).name for index in range(kind.num_fields)]
-    return f"has no field `{name}` in {struct}; {suggest(name, fields)}"
 
 
 def _response_problems(schema: pa.Schema, responses: tuple[str, ...]) -> list[str]:

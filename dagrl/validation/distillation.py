@@ -140,32 +140,19 @@ def _own_name(wire: Wire, graph: Graph) -> str:
 
 
 def _check_kinds(name: str, node: GraphNode, graph: Graph, findings: Findings) -> None:
-    """Report columns of a merge that differ in kind from each other or from what it writes, or hold no numbers of
-    tokens.
-    """
+    """Report columns of a merge that hold no numbers of tokens, or are of another kind than what it writes."""
     assert isinstance(node.spec, MergeNode)
-    kinds: dict[str, tuple[Shape, str, bool]] = {}
-    written = node.contract.writes[0]
-    if written in CORE_COLUMNS:
-        kinds[written] = _kind(written)
-    for index, column in enumerate(node.spec.columns):
-        own = _own_name(node.inputs[column], graph)
-        spec = CORE_COLUMNS.get(own)
-        if spec is None:
+    known = [_own_name(node.inputs[column], graph) for column in node.spec.columns]
+    first = next((own for own in (node.contract.writes[0], *known) if own in CORE_COLUMNS), None)
+    for index, own in enumerate(known):
+        if own not in CORE_COLUMNS or first is None:
             continue
-        kinds[column] = _kind(own)
-        place: Place = ("nodes", name, "columns", index)
-        first = next(iter(kinds))
-        if spec.shape not in (Shape.RESPONSE, Shape.TOPK):
-            message = f"`{column}` has values {spec.shape.value}; name a column of response tokens"
+        column, place = node.spec.columns[index], ("nodes", name, "columns", index)
+        if CORE_COLUMNS[own].shape not in (Shape.RESPONSE, Shape.TOPK):
+            message = f"`{column}` has values {CORE_COLUMNS[own].shape.value}; name a column of response tokens"
             findings.error(place, message, "wrong-column-kind")
-        elif kinds[column] == kinds[first]:
-            continue
-        elif first == written:
-            message = f"`{column}` is of another kind than `{written}`, which the node writes"
-            findings.error(place, f"{message}; name another column, or another one in `write`", "wrong-column-kind")
-        else:
-            message = f"`{column}` is of another kind than `{first}`; merge them in two nodes"
+        elif _kind(own) != _kind(first):
+            message = f"`{column}` is of another kind than `{first}`; merge them in two nodes, or write another column"
             findings.error(place, message, "wrong-column-kind")
 
 

@@ -29,29 +29,28 @@ def check_images(pipeline: Pipeline, graph: Graph | None, findings: Findings) ->
     if (data.min_pixels or 1) > (data.max_pixels or 2**63):
         findings.error(("data", "min_pixels"), f"is more than max_pixels, {data.max_pixels}; lower it")
     for name, node in graph.nodes.items() if graph is not None else ():
-        engine = pipeline.engines.get(str(getattr(node.spec, "engine", None)))
+        key = str(getattr(node.spec, "engine", None))
+        engine = pipeline.engines.get(key)
         if engine is None or not set(IMAGE_COLUMNS) & node.inputs.keys():
             continue
         if not engine.takes_images:
-            able = [name for name, each in pipeline.engines.items() if each.takes_images]
+            able = [name for name, spec in pipeline.engines.items() if spec.takes_images]
             others = f", as {listed(able)} does" if able else ""
             message = f"backend {backend_of(engine).name} takes no images; use one that does{others}"
-            place: Place = ("engines", str(getattr(node.spec, "engine", None)), "backend")
-            findings.error(place, message, "no-images", depends_on=[_PLACE])
-        elif engine.model is not None:
-            _check_sight(pipeline, name, str(getattr(node.spec, "engine", None)), findings)
+            findings.error(("engines", key, "backend"), message, "no-images", depends_on=[_PLACE])
+        elif engine.model is not None and (model_type := _is_blind(pipeline, key)):
+            message = f"`{key}` is a {model_type}, which reads text; use a model that sees"
+            place, depends = ("nodes", name, "engine"), [("engines", key), _PLACE]
+            findings.error(place, message, "model-without-vision", depends_on=depends)
 
 
-def _check_sight(pipeline: Pipeline, name: str, engine: str, findings: Findings) -> None:
-    """Report a node that shows images to a model of its own that reads text."""
+def _is_blind(pipeline: Pipeline, engine: str) -> str:
+    """The type of an engine's model if it reads text alone; empty if it sees, or is unknown."""
     try:
         family = find_family(read_config(pipeline.model_of(engine)).get("model_type"))
     except ValueError:
-        return  # `model` reports it.
-    if family is not None and not family.has_vision:
-        message = f"`{engine}` is a {family.model_type}, which reads text; use a model that sees"
-        depends: list[Place] = [("engines", engine), _PLACE]
-        findings.error(("nodes", name, "engine"), message, "model-without-vision", depends_on=depends)
+        return ""  # `model` reports it.
+    return family.model_type if family is not None and not family.has_vision else ""
 
 
 def _check_judges(pipeline: Pipeline, findings: Findings) -> None:
@@ -65,14 +64,8 @@ def _check_judges(pipeline: Pipeline, findings: Findings) -> None:
         if node.prompt.count(PROMPT_FIELD) != 1:
             message = f"images stand in {PROMPT_FIELD}, which the question needs once; write it there"
             findings.error((*place[:-1], "prompt"), message, "judge-without-prompt", depends_on=[place])
-        if node.engine not in pipeline.engines:
-            continue
-        try:
-            family = find_family(read_config(pipeline.model_of(node.engine)).get("model_type"))
-        except ValueError:
-            continue  # `model` reports it.
-        if family is not None and not family.has_vision:
-            message = f"`{node.engine}` is a {family.model_type}, which reads text; use a judge that sees"
+        if node.engine in pipeline.engines and (model_type := _is_blind(pipeline, node.engine)):
+            message = f"`{node.engine}` is a {model_type}, which reads text; use a judge that sees"
             findings.error(place, message, "model-without-vision", depends_on=[("engines", node.engine)])
 
 

@@ -80,7 +80,7 @@ def check_weights(folder: Path, config: HfConfig | None, readers: Sequence[Weigh
     if not readers:
         return
     index = folder / INDEX
-    stored, beside = _sharded(folder, index) if index.is_file() else (_single(folder), {})
+    stored = _sharded(folder, index) if index.is_file() else _single(folder)
     if config is None:
         return
     scale = next((name for name in stored if name.endswith(QUANTISED)), None)
@@ -92,7 +92,7 @@ def check_weights(folder: Path, config: HfConfig | None, readers: Sequence[Weigh
         return
     for reader in readers:
         if not quantised:
-            _check_tensors(folder, family, family.fields(config), reader, stored, beside)
+            _check_tensors(folder, family, family.fields(config), reader, stored)
         elif scale is not None and not reader.quantised:
             what = f"{_of(stored, scale)} belongs to quantised weights, which cannot be trained"
             raise ValueError(f"{what}; {_DEQUANTISE}")
@@ -113,8 +113,7 @@ def _header(path: Path) -> dict[str, HeaderEntry]:
         raise ValueError(f"{path} {error}; copy the file again") from error
 
 
-def _sharded(folder: Path, index: Path) -> tuple[dict[str, _StoredTensor], dict[str, Path]]:
-    """Return the tensors that the index names, and those of its files that it does not."""
+def _sharded(folder: Path, index: Path) -> dict[str, _StoredTensor]:
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
         raise ValueError(f"{index} does not say which file holds which weight; copy the file again")
@@ -127,9 +126,7 @@ def _sharded(folder: Path, index: Path) -> tuple[dict[str, _StoredTensor], dict[
     if absent := [name for name, file in files.items() if name not in headers[file]]:
         what = f"{index} says that {files[absent[0]]} holds tensor {absent[0]!r}, and it does not"
         raise ValueError(f"{what}{_more(absent)}; copy the index and its files again")
-    stored = {name: _StoredTensor(paths[file], headers[file][name]) for name, file in files.items()}
-    beside = {name: paths[file] for file, header in headers.items() for name in header if name not in files}
-    return stored, beside
+    return {name: _StoredTensor(paths[file], headers[file][name]) for name, file in files.items()}
 
 
 def _check_tensors(
@@ -138,7 +135,6 @@ def _check_tensors(
     config: ConfigFields,
     reader: WeightReader,
     stored: _Tensors,
-    beside: Mapping[str, Path],
 ) -> None:
     """Refuse the first tensor that is missing, wrong or left over for that reader."""
     layers = 1 + max((layer for name in stored if (layer := layer_of(name)) is not None), default=-1)
@@ -161,9 +157,6 @@ def _check_tensors(
             missing.append(name)
             if len(missing) == _MOST_MISSING:
                 break
-    if missing and missing[0] in beside:
-        file = beside[missing[0]].name
-        raise ValueError(f"{folder / INDEX} does not list tensor {missing[0]!r}, which {file} holds; add it there")
     if missing:
         count = f"{len(missing)}" if len(missing) < _MOST_MISSING else f"{len(missing)} and more"
         what = f"{folder} lacks {count} of the tensors that its config.json asks for, {missing[0]!r}"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dagrl.backends.environments import faults
 from dagrl.backends.registry import backends
 from dagrl.config.columns import CORE_COLUMNS, Shape
 from dagrl.config.errors import Place, listed, removal, suggest
@@ -75,18 +73,6 @@ def _check_prompts_begun(pipeline: Pipeline, name: str, node: RolloutNode, findi
             findings.error((*place, option), message, "several-rollouts")
 
 
-def _tool_formats(pipeline: Pipeline, node: RolloutNode) -> list[str]:
-    """The formats of tool calls that the workers of a rollout can read, which may run in another environment."""
-    engine = pipeline.engines.get(node.engine)
-    environment = engine.environment if engine else None
-    usable = [
-        kind
-        for kind in backends().values()
-        if environment is None or "package-missing" not in dict(faults(environment, kind))
-    ]
-    return ["hermes", *(name for backend in usable for name in backend.tool_formats())]
-
-
 def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
     place: Place = ("nodes", name)
     names: list[str] = []
@@ -123,14 +109,15 @@ def _check_servers(place: Place, node: RolloutNode, folder: Path, findings: Find
             findings.error((*where, "command"), no_program(spec.command[0], folder), "invalid-command")
 
 
-def _check_tool_format(name: str, node: RolloutNode, folder: Path, findings: Findings, known: Sequence[str]) -> None:
-    """Report a syntax of tool calls that nothing reads; `known` are those of the backends."""
+def _check_tool_format(name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
     where: Place = ("nodes", name, "tool_format")
     tool_format = node.tool_format
     if ":" in tool_format:
         with findings.reporting(where, "invalid-tool-format"):
             ask(tool_format, parameters_of, tool_format, folder=folder)
-    elif tool_format not in known:
+    elif tool_format not in (
+        known := ["hermes", *(name for kind in backends().values() for name in kind.tool_formats())]
+    ):
         message = f"there is no format `{tool_format}` (write your own as `module:function`)"
         findings.error(where, f"{message}; {suggest(tool_format, known)}", "invalid-tool-format")
 
@@ -146,7 +133,7 @@ def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path,
             with findings.reporting((*place, "environment"), "invalid-environment"):
                 ask(node.environment, environment_fields, node.environment, node.environment_args, folder=folder)
     if node.agent is not None or node.has_tools:
-        _check_tool_format(name, node, folder, findings, _tool_formats(pipeline, node))
+        _check_tool_format(name, node, folder, findings)
     if node.expected_turns is not None and node.expected_turns > node.max_turns:
         message = f"{node.expected_turns:g} turns are more than max_turns, {node.max_turns}; lower it"
         findings.error((*place, "expected_turns"), message, "too-many-turns")

@@ -28,15 +28,11 @@ def check_telling(pipeline: Pipeline, findings: Findings) -> None:
             findings.error((*place, "template"), problem, "wrong-template", depends_on=[place])
         agents = [rollout for rollout, each in pipeline.rollouts.items() if each.agent is not None]
         if agents:
-            message = (
-                f"the agent of `{agents[0]}` writes its own prompts, and only those of the data set can be told more"
-            )
-            findings.error(place, f"{message}; remove one of the two", "told-agent", depends_on=[("nodes", agents[0])])
+            fact = f"the agent of `{agents[0]}` writes its own prompts, and only those of the data set can be told more"
+            findings.error(place, f"{fact}; remove one of the two", "told-agent")
         if node.peer_reward is not None and _alone(pipeline):
             message = "there is one response to each prompt, and no other to tell; set `n` of the rollout to 2 or more"
-            findings.error(
-                (*place, "peer_reward"), message, "no-peers", depends_on=[("nodes", pipeline.leading_rollout)]
-            )
+            findings.error((*place, "peer_reward"), message, "no-peers")
         if pipeline.data.image_key is not None:
             message = "prompts with images cannot be told more; remove it, or `data.image_key`"
             findings.error(place, message, "told-images")

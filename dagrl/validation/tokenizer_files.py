@@ -19,10 +19,6 @@ _CONFIG, _TEMPLATE, _MORE_TEMPLATES = "tokenizer_config.json", "chat_template.ji
 _SMALL_FILES = (_CONFIG, "special_tokens_map.json", "added_tokens.json")
 _OWN_FORMATS = ("tiktoken.model", "tekken.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 _SPECIAL = ("eos_token", "bos_token", "pad_token", "unk_token")
-_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes without special tokens of their own."""
-_BYTES = re.compile(rb'"ByteLevel"|"byte_fallback"\s*:\s*true')
-"""Marks of a tokenizer.json that can write any text."""
 _GENERATION = re.compile(r"({%[-+]?\s*)(end)?generation\b")
 
 
@@ -61,32 +57,6 @@ def check_tokenizer(folder: Path, rows: int | None) -> None:
         if last is not None and own[last] >= rows:
             beyond = f"{path} gives token {last!r} the number {own[last]}, and the model's embedding has {rows} rows"
             raise ValueError(f"{beyond} (vocab_size); take the model's own tokenizer")
-
-
-def has_end_token(folder: Path) -> bool:
-    """Whether the tokenizer can have a token that ends a response."""
-    config = _object_or_empty(folder / _CONFIG)
-    if not config:
-        return True  # Its class may have one.
-    named = config if "eos_token" in config else _object_or_empty(folder / "special_tokens_map.json")
-    if "eos_token" in named:
-        return named["eos_token"] is not None
-    return config.get("tokenizer_class") not in _GENERIC_CLASSES
-
-
-def characters_of(tokenizer: Path | TokenizerSpec | None) -> set[str] | None:
-    """Return the characters that a tokenizer has tokens for; None if it has them for all, or where that is unknown."""
-    if isinstance(tokenizer, TokenizerSpec):
-        return {*tokenizer.alphabet} if tokenizer.kind == "characters" else None
-    file = (tokenizer or Path()) / "tokenizer.json"
-    if tokenizer is None or not file.is_file():
-        return None
-    try:
-        if _BYTES.search(file.read_bytes()):
-            return None
-        return {character for token in token_ids(tokenizer) for character in token}
-    except ValueError:
-        return None  # `check_tokenizer` reports it.
 
 
 def listed_tokens(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int] | None:

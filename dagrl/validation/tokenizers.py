@@ -1,4 +1,4 @@
-"""Tokenizers and models beside the pipeline's own: chat templates, end tokens, equal vocabularies, reward heads.
+"""Tokenizers and models beside the pipeline's own: chat templates, equal vocabularies, reward heads.
 
 Without these checks a run would fail only after its engines have started.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dagrl.config.columns import LOGPROB_COLUMNS
-from dagrl.config.errors import Place, listed
+from dagrl.config.errors import Place
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
     JudgeNode,
@@ -23,23 +23,15 @@ from dagrl.config.schema import (
     ValuesNode,
 )
 from dagrl.model_files.hf_config import read_config, token_ids
-from dagrl.plugins.tool import tool_name
 from dagrl.validation.data_files import holds_chats
-from dagrl.validation.tokenizer_files import (
-    characters_of,
-    has_end_token,
-    has_tokenizer,
-    listed_tokens,
-    template_problem,
-)
+from dagrl.validation.tokenizer_files import has_tokenizer, listed_tokens, template_problem
 
 _TEMPLATE = "put the model's own into the folder, as chat_template.jinja"
 _CLASSIFIER = "ForSequenceClassification"
-_MOST_SHOWN = 5
 
 
 def check_tokenizers(pipeline: Pipeline, findings: Findings) -> None:
-    """Report tokenizers without a chat template or end token that the pipeline needs."""
+    """Report tokenizers without a chat template that the pipeline needs."""
     folder, place = _folder_of(pipeline.model, ("model",))
     if folder is not None:
         sources = pipeline.data.by_key.items()
@@ -48,11 +40,6 @@ def check_tokenizers(pipeline: Pipeline, findings: Findings) -> None:
         if chats is not None and (problem := template_problem(folder)):
             message = f"{chats.title} has chats as prompts, and {problem}; {_TEMPLATE}, or write prompts as text"
             findings.error(place, message, "missing-chat-template")
-        if not has_end_token(folder):
-            _report_no_end(pipeline, folder, place, findings)
-    for name, node in pipeline.rollouts.items():
-        if node.has_tools and ":" not in node.tool_format:
-            _check_tool_format(pipeline.model, name, node, findings)
     for user, engine in _readers_of_chats(pipeline):
         section = pipeline.model_section(engine)
         folder, place = _folder_of(pipeline.model_of(engine), section)
@@ -71,22 +58,6 @@ def check_own_models(pipeline: Pipeline, findings: Findings) -> None:
             _check_classifier(pipeline, name, section, findings)
 
 
-def _check_tool_format(model: ModelSpec, name: str, node: RolloutNode, findings: Findings) -> None:
-    """Warn of a syntax of calls with characters that the tokenizer has no tokens for: the policy never calls a tool."""
-    known = characters_of(model.tokenizer or model.path)
-    if known is None:
-        return
-    syntax = '<tool_call>{"name": ""}</tool_call>' if node.tool_format == "hermes" else ""
-    for each in node.tools or [""]:
-        lacks = sorted({*syntax, *tool_name(each)} - known)
-        if lacks:
-            what = f"`{tool_name(each)}`" if each else "a tool"
-            fact = f"the policy cannot call {what}: its tokenizer has no {listed(lacks[:_MOST_SHOWN])}"
-            message = f"{fact}; set a `tool_format` that it can write, or take another tokenizer"
-            findings.warning(("nodes", name, "tool_format"), message, "unwritable-calls", depends_on=[("model",)])
-            return
-
-
 def _folder_of(model: ModelSpec, section: Place) -> tuple[Path | None, Place]:
     """The folder of a model's tokenizer, if it has one, and the place that names it."""
     source, key = (model.path, "path") if model.tokenizer is None else (model.tokenizer, "tokenizer")
@@ -103,20 +74,6 @@ def _readers_of_chats(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     for name, node in pipeline.nodes.items():
         if isinstance(node, JudgeNode) and node.engine in pipeline.engines:
             yield f"judge `{name}`", str(node.engine)
-
-
-def _report_no_end(pipeline: Pipeline, folder: Path, place: Place, findings: Findings) -> None:
-    fact = f"the tokenizer in {folder} has no eos_token"
-    if pipeline.data.responses:
-        message = f"{fact}, which ends the responses of data.responses; add it to tokenizer_config.json"
-        findings.error(place, message, "missing-eos-token")
-    elif any(
-        not sampling.stop_token_ids
-        for name in pipeline.rollouts
-        for sampling in pipeline.samplings(name, validated=False).values()
-    ):
-        message = f"{fact}, so responses may end at max_new_tokens only; add it to tokenizer_config.json"
-        findings.warning(place, message, "missing-eos-token")
 
 
 def _reads_tokens(pipeline: Pipeline, name: str) -> bool:

@@ -3,7 +3,6 @@ import sys
 from copy import deepcopy
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -33,41 +32,6 @@ def test_mistakes_of_form_are_reported_together(project):
         (26, "run.steps"),
         (1, "override track=[consol]"),
     ]
-
-
-FORM = ("run: {steps: 10}", "run: {steps: ten}")
-"""A mistake of form."""
-
-
-@pytest.mark.parametrize(
-    ("edits", "rows", "wanted"),
-    [
-        ([FORM, ("train.parquet", "gone.parquet")], None, [("data.train", "gone.parquet does not exist")]),
-        ([FORM], [{"data_source": "x"}], [("data.train", "has no column `prompt`"), ("data.train", "`reward_model`")]),
-        ([FORM], [{"prompt": None}, {"prompt": "1"}], [("data.train", "has a prompt of null in row 0")]),
-        ([("backend: megatron\n", "backend: megatro\n")], "no parquet", [("data.train", "train.parquet cannot be")]),
-        ([("{op: reward, fn: exact}", "{fn: exact}")], [{"prompt": ""}], [("data.train", "has an empty prompt")]),
-        ([("  prompts_per_step: 8\n", "  prompts_per_stp: 8\n")], "", [("data.train", "is empty (0 bytes)")]),
-        ([FORM, ("  init:", "  path: gone\n  ini:")], None, [("model.path", "gone does not exist")]),
-        ([FORM, ("engines:\n", "engnes:\n")], "", [("data.train", "is empty (0 bytes)")]),
-        ([("name: tiny\n", ""), ("run: {steps: 10}\n", "")], "", [("data.train", "is empty (0 bytes)")]),
-        ([FORM, ("  train: train.parquet", "  train: 3")], "", []),
-    ],
-)
-def test_mistakes_of_form_and_of_files_are_reported_together(project, row, edits, rows, wanted):
-    if isinstance(rows, list):
-        complete = rows[0].get("prompt", ...) is not ...
-        project.write_rows("train.parquet", [{**row, **each} if complete else each for each in rows])
-    elif rows is not None:
-        project.write("train.parquet", rows)
-    problems = project.problems(project.pipeline(*edits))
-    of_files = [
-        each for each in problems if each.place in ("data.train", "model.path") and each.code != "invalid-value"
-    ]
-    assert len(problems) > len(of_files)
-    assert [each.place for each in of_files] == [place for place, _ in wanted]
-    for text in (text for _, text in wanted):
-        assert any(text in each.message for each in of_files), text
 
 
 def test_mistakes_between_sections_are_reported_together(project):

@@ -548,19 +548,6 @@ def test_a_chat_template_is_found_where_transformers_finds_it(project, row, fold
     assert chat_text(load_tokenizer(ModelSpec(path=folder)), CHAT)
 
 
-def test_responses_end_with_an_end_token(project, row, folder: Path) -> None:
-    edit("tokenizer_config.json", eos_token=None)(folder)
-    path = project.folder / "p.yaml"
-    assert [message for problem in check_file(path).warnings if "eos_token" in (message := problem.message)] == [
-        f"the tokenizer in {folder} has no eos_token, so responses may end at max_new_tokens only; add it to "
-        "tokenizer_config.json"
-    ]
-    project.write_rows("train.parquet", [row | {"text": "2"}] * 32)
-    overrides = ("data.responses=[text]", "data.max_response_tokens=8")
-    messages = [problem.message for problem in project.problems(path, *overrides)]
-    assert any("has no eos_token, which ends the responses of data.responses; add it" in each for each in messages)
-
-
 # -- what loads -------------------------------------------------------------------------------------------------------
 
 WHOLE: dict[str, Change] = {

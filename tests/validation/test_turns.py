@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from importlib import metadata
 
 import pytest
 
 from dagrl.validation import check_file
-from dagrl.validation.tokenizer_files import characters_of
 
 ROLLOUT = "n: 4, sampling: {max_new_tokens: 8}}"
 MODULE = '''
@@ -182,37 +180,3 @@ def test_a_format_that_the_generators_environment_lacks_is_refused(project) -> N
 
 
 HERMES = "0123456789+=" + "".join(sorted(set('<tool_call>{"name": "calculator", "arguments": {}}</tool_call>')))
-
-
-@pytest.mark.parametrize(
-    ("alphabet", "options", "lacks"),
-    [
-        ("0123456789+=", "tools: [calculator]", "no ` `"),
-        (HERMES.replace("<", ""), "tools: [calculator]", "no `<`"),
-        (HERMES.replace("u", ""), "tools: [calculator]", "cannot call `calculator`: "),
-        ("0123456789+=", "tools: [calculator], tool_format: llama3", "cannot call `calculator`: "),
-        ("0123456789+=", "mcp_servers: {m: {command: [ls]}}", "cannot call a tool"),
-        ("0123456789+=", "tools: [calculator], tool_format: 'own:parse'", None),
-        (HERMES, "tools: [calculator]", None),
-    ],
-)
-def test_calls_that_the_tokenizer_cannot_write_are_a_warning(project, alphabet, options, lacks) -> None:
-    tokenizer = f"model.tokenizer={{kind: characters, alphabet: '{alphabet}'}}"
-    path = project.pipeline((ROLLOUT, f"{ROLLOUT[:-1]}, {options}}}"))
-    warnings = [each for each in check_file(path, [tokenizer]).warnings if each.code == "unwritable-calls"]
-    assert [lacks in each.message for each in warnings] == ([] if lacks is None else [True])
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "known"),
-    [
-        ({"model": {"vocab": {"a": 0, "bc": 1}}, "added_tokens": [{"content": "<", "id": 2}]}, {*"abc<"}),
-        ({"model": {"vocab": {"a": 0}, "byte_fallback": True}}, None),
-        ({"model": {"vocab": {"a": 0}}, "pre_tokenizer": {"type": "ByteLevel"}}, None),
-        ({"model": {"vocab": {}}}, None),
-        ({}, None),
-    ],
-)
-def test_characters_of_a_folder_s_tokenizer(tmp_path, tokenizer, known) -> None:
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert characters_of(tmp_path) == known

@@ -230,7 +230,6 @@ def test_a_set_has_sampling_of_its_own(project, extra):
         ("n: 0", "data.val.more.n", "invalid-value"),
         ("m: 4", "data.val.more.m", "unknown-key"),
         ("sampling: {temperature: 1}", "data.val.more.sampling.max_new_tokens", "missing-key"),
-        ("sampling: {max_new_tokens: 8, stop_token_ids: [99]}", "data.val.more.sampling.stop_token_ids[0]", ""),
     ],
 )
 def test_sampling_of_a_set_that_is_wrong(project, extra, place, code):

@@ -52,20 +52,6 @@ _NAMED = ("groups", "engines", "nodes")
 _MOST_EPOCHS = 1e6
 _TRAINING = ("update", "critic", "sft", "dpo")
 """Ops that train in mini-batches."""
-_ROUNDS = 4
-"""How often faulty values are left out: without a wrong value its section may lack one."""
-_STAND_INS: dict[Place, object] = {
-    ("model",): {},
-    ("groups",): {"any": {"cpus_per_node": 1}},
-    ("engines",): {"any": {"backend": "hf", "group": "any"}},
-    ("nodes",): {"any": {"op": "sft", "engine": "any"}},
-    ("name",): "unnamed",
-    ("run",): {"steps": 1},
-    ("run", "steps"): 1,
-    ("data", "prompts_per_step"): 1,
-    ("data", "max_prompt_tokens"): 1,
-}
-"""Values for required ones that are missing, as far as it does not matter to files which values they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +78,6 @@ class LoadedPipeline:
 
 def load_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> LoadedPipeline:
     """Read a pipeline file. PipelineError with every problem of form; `dagrl.validation` checks what it means."""
-    loaded, problems = load_with_problems(path, overrides)
-    if problems:
-        raise PipelineError(problems)
-    assert loaded is not None, "a pipeline that cannot be built without a problem"
-    return loaded
-
-
-def load_with_problems(
-    path: Path | str, overrides: Sequence[str] = ()
-) -> tuple[LoadedPipeline | None, Sequence[Problem]]:
-    """Read a pipeline file, with every problem of form.
-
-    If there are some, the pipeline is what is left without the faulty values, or None if that is no pipeline.
-    """
     path, allowance = Path(path), Allowance()
     document = read_with_parents(path, allowance)
     for number, override in enumerate(overrides, start=1):
@@ -116,19 +88,14 @@ def load_with_problems(
     _resolve_paths(document, positions, path)
     tree = _with_steps(document, positions)
     pipeline, faults = _built(tree)
-    resolved = document.tree if pipeline else None
     for fault in _by_choice(faults, tree, positions):
         suppressed = {fault.place, ()} if fault.code == "missing-key" else {fault.place}
         if not suppressed & document.broken:
             document.problems.append(positions.problem(fault.place, fault.message, fault.code))
-    assert pipeline or document.problems, "a pipeline that cannot be built without a problem"
-    for _ in range(_ROUNDS):
-        if not faults:
-            break
-        tree = _without(tree, faults)
-        pipeline, faults = _built(tree)
-    loaded = LoadedPipeline(pipeline, path, positions, resolved or tree, tuple(overrides)) if pipeline else None
-    return loaded, _first(document.problems, path)
+    if document.problems:
+        raise PipelineError(_first(document.problems, path))
+    assert pipeline is not None, "a pipeline that cannot be built without a problem"
+    return LoadedPipeline(pipeline, path, positions, document.tree, tuple(overrides))
 
 
 def _built(tree: Tree) -> tuple[Pipeline | None, list[Fault]]:
@@ -137,26 +104,6 @@ def _built(tree: Tree) -> tuple[Pipeline | None, list[Fault]]:
         return Pipeline.model_validate_json(json.dumps(tree), strict=True), []
     except ValidationError as error:
         return None, faults_of(error, tree)
-
-
-def _without(tree: Tree, faults: Sequence[Fault]) -> Tree:
-    """The pipeline with misspelt keys renamed, without other faulty values, and with stand-ins for missing ones.
-
-    An engine or node without a value that it needs is left out.
-    """
-    tree = json.loads(json.dumps(tree))
-    for fault in faults:
-        place = fault.place
-        section, key = _mapping(value_at(tree, place[:-1])), str(place[-1])
-        if key in section:
-            value = section.pop(key)
-            if fault.meant and fault.meant[-1]:
-                section.setdefault(str(fault.meant[-1]), value)
-        elif place in _STAND_INS:
-            section[key] = _STAND_INS[place]
-        elif place[0] in _NAMED:
-            _mapping(tree.get(str(place[0]))).pop(str(place[1]), None)
-    return tree
 
 
 def _by_choice(faults: list[Fault], tree: Tree, positions: Positions) -> list[Fault]:

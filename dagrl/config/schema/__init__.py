@@ -12,7 +12,6 @@ from dagrl.config.schema.nodes.advantage import (
     LengthRewardSpec,
     OverlongBufferSpec,
 )
-from dagrl.config.schema.nodes.agent import AgentSpec
 from dagrl.config.schema.nodes.base import (
     TURN_COLUMNS,
     Aggregation,
@@ -30,12 +29,17 @@ from dagrl.config.schema.nodes.distillation import AdvantageDistillationSpec, Lo
 from dagrl.config.schema.nodes.filter import FilterNode
 from dagrl.config.schema.nodes.judge import JudgeNode
 from dagrl.config.schema.nodes.logprob import LogprobNode
-from dagrl.config.schema.nodes.mcp import McpServerSpec
 from dagrl.config.schema.nodes.merge import MergeNode
 from dagrl.config.schema.nodes.mix import MixNode
-from dagrl.config.schema.nodes.reward import RewardNode, SourceReward
-from dagrl.config.schema.nodes.reward_model import RewardModelNode
-from dagrl.config.schema.nodes.rollout import AGENT_COLUMNS, ROLLOUT_WRITES, RolloutNode, TurnOptions
+from dagrl.config.schema.nodes.reward import RewardModelNode, RewardNode, SourceReward
+from dagrl.config.schema.nodes.rollout import (
+    AGENT_COLUMNS,
+    ROLLOUT_WRITES,
+    AgentSpec,
+    McpServerSpec,
+    RolloutNode,
+    TurnOptions,
+)
 from dagrl.config.schema.nodes.tell import TellNode
 from dagrl.config.schema.nodes.update import (
     DivergenceCriterion,

@@ -18,8 +18,7 @@ from dagrl.config.schema.nodes.judge import JudgeNode
 from dagrl.config.schema.nodes.logprob import LogprobNode
 from dagrl.config.schema.nodes.merge import MergeNode
 from dagrl.config.schema.nodes.mix import MixNode
-from dagrl.config.schema.nodes.reward import RewardNode
-from dagrl.config.schema.nodes.reward_model import RewardModelNode
+from dagrl.config.schema.nodes.reward import RewardModelNode, RewardNode
 from dagrl.config.schema.nodes.rollout import RolloutNode
 from dagrl.config.schema.nodes.tell import TellNode
 from dagrl.config.schema.nodes.update import UpdateNode

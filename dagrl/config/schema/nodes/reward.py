@@ -1,4 +1,4 @@
-"""`reward`: scores responses with a function."""
+"""`reward` and `reward_model`: score responses with a function, or with a reward head."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
-from dagrl.config.schema.nodes.base import TURN_COLUMNS, NodeBase, OpContract
+from dagrl.config.schema.nodes.base import TURN_COLUMNS, NodeBase, OpContract, PackingNode
 from dagrl.config.schema.section import Coefficient, Concurrency, Name, Reward, Section
 
 
@@ -70,3 +71,16 @@ class RewardNode(NodeBase):
         own = any(":" in each.fn for each in self.functions.values())
         shown = own and not isinstance(self.write, str) and self.written_as("reward") == "reward"
         return ("reward", "reward_info") if shown else ("reward",)
+
+
+class RewardModelNode(PackingNode):
+    """Scores each response with a model that has a reward head."""
+
+    op: Literal["reward_model"]
+    engine: Name
+    """An engine with ``head: reward``. It scores the sampled tokens as they are, or, if its backend reads messages
+    (``hf``), prompt and response as a conversation with the chat template of its own model."""
+
+    def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
+        prompt = "messages" if engine is not None and engine.reads_messages else "prompt_tokens"
+        return OpContract((prompt, "response_tokens"), ("reward",), needs=Capability.JUDGE)
