@@ -98,6 +98,17 @@ def check_call(
         raise ValueError(f"`{name}` cannot be called: {error}; {remedy}") from error
 
 
+def check_methods(made: UserFunction, place: str, kind: str, needed: str, methods: Mapping[str, int]) -> None:
+    """ValueError if it is no class, or has no method of a name that takes so many arguments, ``self`` among them."""
+    if not inspect.isclass(made):
+        raise ValueError(f"`{place}` is no class; {kind} is one with {needed}")
+    for name, count in methods.items():
+        method = getattr(made, name, None)
+        if not callable(method):
+            raise ValueError(f"`{place}` has no method {name}; {kind} has {needed}")
+        check_call(method, f"{place}.{name}", f"{kind} has {needed}", (None,) * count, {})
+
+
 def known_parameters(
     function: UserFunction, name: str, known: tuple[str, ...], args: Collection[str] = ()
 ) -> tuple[str, ...]:

@@ -5,26 +5,16 @@ A pipeline names one as ``module:Class``. `dagrl.tracking.base.Tracker` is its i
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 
-from dagrl.plugins.custom import UserFunction, check_call
+from dagrl.plugins.custom import UserFunction, check_call, check_methods
 
-_METHODS = {"start": 3, "log": 2, "close": 1}
+_NEEDED = "start(run_dir, config, resumed_step), log(step, metrics) and close(ok), and may have samples(step, table)"
+_METHODS = {"start": 4, "log": 3, "close": 2}
 """Methods that a tracker must have, and how many arguments they get."""
-_OPTIONAL = {"samples": 2}
 
 
 def check_tracker(made: UserFunction, place: str, args: Mapping[str, object]) -> None:
     """ValueError if it is no class, its constructor does not take `args`, or a method does not fit."""
-    needed = "start(run_dir, config, resumed_step), log(step, metrics) and close(ok)"
-    if not inspect.isclass(made):
-        raise ValueError(f"`{place}` is no class; a tracker is one with {needed}")
+    check_methods(made, place, "a tracker", _NEEDED, _METHODS | ({"samples": 3} if hasattr(made, "samples") else {}))
     check_call(made, place, "fix the tracker's args", (), args)
-    for name, count in (_METHODS | _OPTIONAL).items():
-        method = getattr(made, name, None)
-        if method is None and name in _OPTIONAL:
-            continue
-        if not callable(method):
-            raise ValueError(f"`{place}` has no method {name}; a tracker has {needed}")
-        check_call(method, f"{place}.{name}", f"a tracker has {needed}", (None,) * (1 + count), {})

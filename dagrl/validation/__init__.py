@@ -91,7 +91,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_distillation(pipeline, findings)
     check_telling(pipeline, findings)
     check_run(pipeline, folder, findings)
-    check_order(pipeline, folder, findings, with_files=with_files)
+    check_order(pipeline, folder, findings)
     check_batches(pipeline, graph, sizes, findings)
     check_buffers(pipeline, graph, findings)
     check_schedule(pipeline, graph, findings)

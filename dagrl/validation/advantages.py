@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagrl.config.columns import CORE_COLUMNS, Shape
 from dagrl.config.errors import Place, removal
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import AdvantageNode, Pipeline
@@ -20,17 +19,11 @@ _PENALTIES = ("kl_in_reward", "overlong_buffer", "length_reward", "cosine_reward
 def check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, findings: Findings) -> None:
     """Report options that do not go together, and responses that cannot be compared."""
     place: Place = ("nodes", name)
-    _check_columns(place, node, findings)
-    if node.estimator == "opmd" and node.baseline == "mean" and "tau" in node.model_fields_set:
-        findings.superfluous((*place, "tau"), "a mean has no temperature", "set `baseline: logavgexp`")
     if node.estimator == "gdpo" and not node.rewards:
         message = (
             "there is no reward to compare; name the columns and their weights, `rewards: {correct: 1, polite: 0.5}`"
         )
         findings.error((*place, "estimator"), message, "missing-rewards")
-    if node.estimator == "gdpo" and node.rewards and not any(node.rewards.values()):
-        message = "all weights are 0, so that no reward counts; give one of them a weight"
-        findings.warning((*place, "rewards"), message, "weights-of-zero")
     if node.deviation == "batch" and node.estimator in ("gigpo", "gdpo", "grpo_passk"):
         message = f"`{node.estimator}` compares within groups; set it to true or false"
         findings.error((*place, "normalize_by_std"), message, "option-without-effect")
@@ -62,17 +55,11 @@ def check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, findings
                 f"`{name}` takes the best of {node.k} responses to a prompt; set `n: {node.k}` or more, or lower `k`"
             )
             findings.error(where, message, "group-too-small")
-    longest = max(rollouts, key=lambda each: rollouts[each].sampling.max_new_tokens)
-    limit = rollouts[longest].sampling.max_new_tokens
-    if node.overlong_buffer and node.overlong_buffer.len > limit:
-        message = (
-            f"{node.overlong_buffer.len} tokens exceed nodes.{longest}.sampling.max_new_tokens = {limit}; lower it"
-        )
-        findings.error((*place, "overlong_buffer", "len"), message, "buffer-too-long")
-    for source, sampling in pipeline.own_samplings(leading).items():
-        if node.overlong_buffer and node.overlong_buffer.len > sampling.max_new_tokens:
-            message = f"{node.overlong_buffer.len} tokens exceed max_new_tokens of the source `{source}`, "
-            message += f"{sampling.max_new_tokens}; lower it"
+    if node.overlong_buffer:
+        own = [sampling.max_new_tokens for sampling in pipeline.own_samplings(leading).values()]
+        limit = min([max(rollout.sampling.max_new_tokens for rollout in rollouts.values()), *own])
+        if node.overlong_buffer.len > limit:
+            message = f"{node.overlong_buffer.len} tokens exceed max_new_tokens, {limit}; lower it"
             findings.error((*place, "overlong_buffer", "len"), message, "buffer-too-long")
 
 
@@ -87,20 +74,6 @@ def check_advantage_in_graph(name: str, node: AdvantageNode, graph: Graph, findi
     if node.estimator == "rae" and name in graph.in_rounds:
         message = "its baselines follow the order of steps, not the filter's rounds; filter by another column"
         findings.error(("nodes", name, "estimator"), message, "state-in-rounds")
-
-
-def _check_columns(place: Place, node: AdvantageNode, findings: Findings) -> None:
-    """Report rewards and roles that are not one value per sample."""
-    named: list[tuple[Place, str, tuple[Shape, ...]]] = [
-        ((*place, "rewards", column), column, (Shape.SAMPLE,)) for column in node.rewards
-    ]
-    if node.estimator == "rae":
-        named.append(((*place, "role"), node.role, (Shape.SAMPLE, Shape.TEXT)))
-    for where, column, shapes in named:
-        known = CORE_COLUMNS.get(column)
-        if known is not None and known.shape not in shapes:
-            message = f"`{column}` is {known.shape.value}; choose a column with one value per sample"
-            findings.error(where, message, "wrong-column-shape")
 
 
 def _check_rows_of_trajectory(place: Place, node: AdvantageNode, findings: Findings) -> None:

@@ -22,7 +22,6 @@ def check_batches(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
         _check_micro_batch(pipeline, name, packed, graph, findings)
     _warn_of_long_samples(pipeline, sizes, findings)
     _warn_of_long_rows(pipeline, graph, sizes, findings)
-    _warn_of_long_demonstrations(pipeline, sizes, findings)
 
 
 def _check_mini_batches(
@@ -126,11 +125,12 @@ def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], f
 def _warn_of_long_rows(
     pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, ModelSizes], findings: Findings
 ) -> None:
-    """Warn of rows that are longer than what another model than the policy reads, such as a teacher."""
+    """Warn of demonstrations, and of rows for another model than the policy, that are longer than the model reads."""
     for name, node in pipeline.packing_nodes.items():
         engine = str(node.engine)
         positions = sizes[engine].positions if engine in sizes else None
-        of_policy = pipeline.model_section(engine) == ("model",) or pipeline.engines[engine].reads_messages
+        of_policy = pipeline.model_section(engine) == ("model",) and not isinstance(node, DemonstrationNode)
+        of_policy = of_policy or pipeline.engines[engine].reads_messages
         if positions is None or of_policy or told_by(pipeline, name, graph) is not None:
             continue  # `telling` reports long prompts that a teacher is told.
         longest = max((each.tokens for each in _longest_of(pipeline, name, node, graph)), default=0)
@@ -141,18 +141,6 @@ def _warn_of_long_rows(
             )
             depends: list[Place] = [("engines", engine), ("model",), ("data",)]
             findings.warning(("nodes", name, "engine"), message, "sample-too-long", depends_on=depends)
-
-
-def _warn_of_long_demonstrations(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
-    longest = pipeline.data.longest_demonstration
-    for node in pipeline.nodes.values():
-        if not isinstance(node, DemonstrationNode) or node.engine not in sizes:
-            continue
-        positions = sizes[node.engine].positions
-        if pipeline.data.max_response_tokens and positions is not None and longest > positions.value:
-            most = f"the model's {positions.name}, {positions.value}"
-            message = f"with the longest prompt it has {longest} tokens, more than {most}; lower one of the two"
-            findings.warning(("data", "max_response_tokens"), message, "sample-too-long", depends_on=[("model",)])
 
 
 def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:

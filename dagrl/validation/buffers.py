@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagrl.config.columns import CORE_COLUMNS, Shape
 from dagrl.config.errors import Place, listed, removal
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import BufferNode, Pipeline, UpdateNode
@@ -27,10 +26,6 @@ def _check_options(pipeline: Pipeline, name: str, node: BufferNode, findings: Fi
         message = removal("a buffer keeps sampled responses, and no node samples", "add a node `{op: rollout, ...}`")
         findings.error(place, message, "buffer-without-rollout")
         return
-    column = CORE_COLUMNS.get(node.metric)
-    if column is not None and column.shape is not Shape.SAMPLE:
-        message = f"`{node.metric}` is {column.shape.value}; choose a column with one number per sample"
-        findings.error((*place, "metric"), message, "wrong-column-shape")
     if max(pipeline.ns.values()) == 1 and node.keep == "varied":
         message = "a group of one response has no differences, so that none is kept; set `keep: all`"
         findings.error(place, message, "group-too-small")

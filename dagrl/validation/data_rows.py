@@ -52,16 +52,6 @@ class CheckedColumns:
 
 
 @dataclass(slots=True)
-class RowFault:
-    """One kind of fault in some rows."""
-
-    first: int = 0
-    """The first such row that was found, or its line."""
-    rows: int = 0
-    """The number of rows that were found."""
-
-
-@dataclass(slots=True)
 class RowFaults:
     """Faults in the rows of a file."""
 
@@ -69,17 +59,18 @@ class RowFaults:
     """Whether rows are named by their lines."""
     scanned: int = 0
     """The number of rows that were read."""
-    faults: dict[Flaw, RowFault] = field(default_factory=dict)
+    faults: dict[Flaw, list[int]] = field(default_factory=dict)
+    """The rows, or lines, with each fault."""
 
     def everywhere(self, what: Flaw) -> bool:
         """Whether all scanned rows have a fault."""
-        return self.faults[what].rows == self.scanned
+        return len(self.faults[what]) == self.scanned
 
     def sentence(self, what: Flaw) -> str:
         """The rows with a fault, as the predicate of a sentence about the file."""
-        fault = self.faults[what]
-        more = f", and {fault.rows - 1} more like it" if fault.rows > 1 else ""
-        where = f"line {fault.first}" if self.in_lines else f"row {fault.first} (the first is 0)"
+        first, *others = self.faults[what]
+        more = f", and {len(others)} more like it" if others else ""
+        where = f"line {first}" if self.in_lines else f"row {first} (the first is 0)"
         return f"has {what.text} in {where}{more}"
 
 
@@ -99,7 +90,7 @@ def row_faults(file: SampledFile, columns: CheckedColumns, share: float = 1.0) -
     for batch in file.batches(wanted):
         for number, row in zip(batch.numbers, batch.rows, strict=True):
             for what in dict.fromkeys(_faults_of(row, columns, decode=found.scanned < _DECODED_ROWS * share)):
-                found.faults.setdefault(what, RowFault(number)).rows += 1
+                found.faults.setdefault(what, []).append(number)
             found.scanned += 1
         size += batch.size
         if found.scanned >= SCANNED_ROWS * share or size > SCANNED_BYTES * share:

@@ -17,7 +17,7 @@ from dagrl.config.loading.hub import has_config_only
 from dagrl.config.loading.positions import Findings
 from dagrl.config.loading.published_configs import published_name
 from dagrl.config.schema import ModelSpec, Pipeline, TokenizerSpec
-from dagrl.model_files.hf_config import HfConfig, flat_config, folder_config, read_json, token_ids
+from dagrl.model_files.hf_config import HfConfig, flat_config, folder_config, token_ids
 from dagrl.validation.model_config import check_config, check_family, check_scale
 from dagrl.validation.model_weights import check_weights, may_be_quantised, quantisation_problem, readers_of
 from dagrl.validation.tokenizer_files import VOCABULARIES, check_tokenizer, has_tokenizer
@@ -122,9 +122,6 @@ class _Model:
         reads_text = len(self.section) == 1 or any(spec.generates or spec.reads_messages for spec in specs)
         if reads_text and self.model.tokenizer is None:
             self._check_tokenizer_folder(folder, "path", config)
-        if (path := folder / "generation_config.json").is_file():
-            with self.findings.reporting(self.source, "invalid-model-folder"):
-                read_json(path)
 
     def _check_tokenizer_folder(self, folder: Path, key: str, config: HfConfig | None) -> None:
         place, rows = (*self.section, key), config.get("vocab_size") if config else None

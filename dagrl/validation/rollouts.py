@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dagrl.backends.registry import backends
-from dagrl.config.columns import CORE_COLUMNS, Shape
 from dagrl.config.errors import Place, listed, removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import FilterNode, MixNode, Pipeline, RolloutNode, TurnOptions, UpdateNode
@@ -134,9 +133,6 @@ def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path,
                 ask(node.environment, environment_fields, node.environment, node.environment_args, folder=folder)
     if node.agent is not None or node.has_tools:
         _check_tool_format(name, node, folder, findings)
-    if node.expected_turns is not None and node.expected_turns > node.max_turns:
-        message = f"{node.expected_turns:g} turns are more than max_turns, {node.max_turns}; lower it"
-        findings.error((*place, "expected_turns"), message, "too-many-turns")
     if node.tool_timeout_s >= (silence := pipeline.run.node_timeout_s):
         message = f"a worker that waits for tools is silent, for at most run.node_timeout_s = {silence:g}; lower it"
         findings.error((*place, "tool_timeout_s"), message, "tool-timeout-too-long")
@@ -217,10 +213,6 @@ def _check_interval(place: Place, node: FilterNode, findings: Findings) -> None:
 
 
 def _check_bounds(pipeline: Pipeline, place: Place, node: FilterNode, findings: Findings) -> None:
-    column = CORE_COLUMNS.get(node.metric)
-    if column is not None and column.shape is not Shape.SAMPLE:
-        message = f"`{node.metric}` is {column.shape.value}; choose a column with one number per sample"
-        findings.error((*place, "metric"), message, "wrong-column-shape")
     _check_interval(place, node, findings)
     alone = [source for source, n in pipeline.ns.items() if n == 1] if pipeline.rollouts else []
     if any(node.bounds_of(source).least_std is not None for source in alone):

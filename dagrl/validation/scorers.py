@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from dagrl.backends.families.sizes import ModelSizes
 from dagrl.backends.serving.section import ServerSpec
-from dagrl.config.errors import Place, dotted, listed, removal
+from dagrl.config.errors import Place, dotted
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import LogprobNode, Pipeline
 from dagrl.config.schema.nodes.base import EndpointNode
@@ -23,8 +22,6 @@ def check_scorers(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
         place: Place = ("nodes", name)
         if not check_source(place, node, findings):
             continue
-        if graph is not None:
-            _warn_of_unread(pipeline, name, node, graph, findings)
         engine = pipeline.engines.get(node.engine or "")
         if node.endpoint is not None or isinstance(engine, ServerSpec):
             _check_outputs(place, node, findings)
@@ -33,20 +30,6 @@ def check_scorers(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
         elif isinstance(engine, ServerSpec):
             _check_servers(pipeline, (name, node), engine, sizes, findings)
             _check_samples(pipeline, graph, name, "engine", findings)
-
-
-def _warn_of_unread(pipeline: Pipeline, name: str, node: LogprobNode, graph: Graph, findings: Findings) -> None:
-    """Warn of what a node computes beside log-probs, and no node reads."""
-    read = {wire.column for each in graph.nodes.values() for wire in each.inputs.values() if wire.node == name}
-    recorded = pipeline.run.recorded
-    if not read or (recorded and name in recorded.nodes):
-        return  # A node of which nothing is read is reported by itself.
-    outputs = graph.nodes[name].outputs
-    likeliest = [there for own, there in outputs.items() if own.startswith("topk_")]
-    for option, columns in (("top_k", likeliest), ("statistics", [outputs[own] for own in node.statistics])):
-        if columns and option in node.model_fields_set and not read.intersection(columns):
-            message = removal(f"no node reads what it writes ({listed(columns)})")
-            findings.warning(("nodes", name, option), message, "unread-columns")
 
 
 def check_source(place: Place, node: EndpointNode, findings: Findings) -> bool:
@@ -64,15 +47,7 @@ def _check_endpoint(place: Place, node: EndpointNode, address: str, findings: Fi
     where: Place = (*place, "endpoint")
     if not node.model:
         findings.error(where, "the endpoint's model is not named; add `model: NAME`", f"{node.op}-model")
-    try:
-        parts = urlsplit(address)
-        if not parts.hostname:
-            raise ValueError("it has no host")
-    except ValueError as error:
-        message = f"is no valid address: {error}; write for example http://host:8000/v1"
-        findings.error(where, message, "invalid-address")
-        return
-    if "@" in parts.netloc or parts.query:
+    if "@" in address or "?" in address:
         message = "the address contains a secret, which the run folder would show; use api_key_env"
         findings.error(where, message, "secret-in-address")
     if node.api_key_env and not os.environ.get(node.api_key_env):

@@ -79,8 +79,6 @@ def check_training_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings
     _check_policy_of_old(pipeline, graph, findings)
     for name, node in pipeline.nodes.items():
         match node:
-            case CriticNode():
-                _check_own_values(name, node, graph, findings)
             case AdvantageNode():
                 check_advantage_in_graph(name, node, graph, findings)
             case UpdateNode(rollout_correction=RolloutCorrectionSpec() as correction):
@@ -162,10 +160,6 @@ def _check_marks(pipeline: Pipeline, where: Place, policy: str, findings: Findin
         name, node = next(iter(marks.items()))
         message = f"nodes.{name} marks tokens by their {node.marks.replace('_', ' ')}; {_MARKED[policy]}"
         findings.error(where, message, "marks-of-another-loss")
-    for name, node in marks.items():
-        if node.second_moment is not None and node.read.get("old_logprob") == "rollout_logprob":
-            message = "all ratios are 1, as both log-probs are the generator's; remove it, and write `old_logprob`"
-            findings.error(("nodes", name, "read"), message, "ratio-of-the-same")
 
 
 def _check_m2po(where: Place, node: UpdateNode, several: bool, findings: Findings) -> None:
@@ -207,26 +201,11 @@ def _check_old(
         findings.warning((*place, "rollout_is"), message, "off-policy-reinforce")
 
 
-def _check_own_values(name: str, node: CriticNode, graph: Graph, findings: Findings) -> None:
-    """A critic must be trained on the returns and values of its own engine."""
-    writer = graph.nodes[name].inputs["value"].node
-    written_by = graph.nodes[writer].spec
-    if isinstance(written_by, ValuesNode) and written_by.engine != node.engine:
-        specs = ((other, each.spec) for other, each in graph.nodes.items())
-        own = [other for other, spec in specs if isinstance(spec, ValuesNode) and spec.engine == node.engine]
-        remedy = f"set `read: {{value: {own[0]}.value}}`" if own else "name one engine in both"
-        message = f"it trains `{node.engine}` on values of `{written_by.engine}`; {remedy}"
-        depends: list[Place] = [("nodes", writer)]
-        findings.error(("nodes", name, "engine"), message, "values-of-another-critic", depends_on=depends)
-
-
 def _check_responses(pipeline: Pipeline, findings: Findings) -> None:
     data = pipeline.data
     if data.responses and data.max_response_tokens is None:
         message = "the length of responses is unbounded; add `max_response_tokens` under `data`"
         findings.error(_RESPONSES, message, "missing-max-response-tokens")
-    if doubled := next((name for name in data.responses if data.responses.count(name) > 1), None):
-        findings.error(_RESPONSES, f"`{doubled}` is named twice; remove one of them", "duplicate-column")
 
 
 def _check_pairs(pipeline: Pipeline, name: str, node: DpoNode, findings: Findings) -> None:
