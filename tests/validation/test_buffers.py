@@ -18,7 +18,6 @@ def with_buffer(project, *nodes: str, **edits: str):
 
 CASES = {
     "no size": ("replay: {op: buffer} #!", "replay.groups_per_step", "missing-key"),
-    "columns of tokens": (f"{BUFFER}, metric: rollout_logprob}} #!", "replay.metric", "wrong-column-shape"),
     "a priority": (f"{BUFFER}, priority: reward}} #!", "replay.priority", "option-without-effect"),
     "an exponent": (f"{BUFFER}, policy: fifo, exponent: 2}} #!", "replay.exponent", "option-without-effect"),
     "a floor": (f"{BUFFER}, policy: best, floor: 0.1}} #!", "replay.floor", "option-without-effect"),

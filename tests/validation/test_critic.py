@@ -109,16 +109,6 @@ def test_a_warm_up_needs_a_critic(project):
     assert project.only_problem(path).code == "missing-critic"
 
 
-def test_values_of_another_critic_are_reported(project, ppo):
-    path = ppo(
-        (CRITIC, CRITIC + CRITIC.replace("critic:", "other:")),
-        ("learn: {op: critic, engine: critic", "learn: {op: critic, engine: other"),
-    )
-    problem = project.only_problem(path)
-    assert problem.place == "nodes.learn.engine"
-    assert problem.code == "values-of-another-critic"
-
-
 def test_a_critic_that_nothing_trains_is_a_warning(ppo):
     path = ppo(("  learn: {op: critic, engine: critic, mini_batch: 4}\n", ""))
     (warning,) = check_file(path).warnings

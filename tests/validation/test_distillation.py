@@ -184,15 +184,8 @@ def test_naming_the_policys_own_prompt_makes_no_other_teacher(project) -> None:
 @pytest.mark.parametrize(
     ("edits", "place", "code"),
     [
-        ([ADVANTAGE, TOP_K], "nodes.teacher.top_k", "unread-columns"),
-        (
-            [ADVANTAGE, ("write: teacher", "statistics: [entropy], write: teacher")],
-            "nodes.teacher.statistics",
-            "unread",
-        ),
         ([ADVANTAGE, ("old_logprob: rollout_", "old_logprob: teacher_")], "nodes.advantage", "teacher-is-student"),
         ([ADVANTAGE, (TEACHER, TEACHER + OLD.format("other")), OTHER], "nodes.old.engine", "old-of-another-model"),
-        ([("estimator: grpo", "estimator: gdpo, rewards: {reward: 0}")], "nodes.advantage.rewards", "weights-of-zero"),
     ],
 )
 def test_what_teaches_nothing_is_named(project, edits, place, code) -> None:

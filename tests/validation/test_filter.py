@@ -33,7 +33,6 @@ def with_filter(project, *nodes: str, **edits: str):
 
 
 CASES = {
-    "columns of tokens": ("keep: {op: filter, metric: ref_logprob} #!", "keep.metric", "wrong-column-shape"),
     "the prompts alone": ("keep: {op: filter, fn: 'rules:of_prompts'} #!", "keep.fn", "filter-without-responses"),
     "bounds that cross": (
         "keep: {op: filter, lower: 0.9, upper: 0.1} #!",

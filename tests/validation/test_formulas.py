@@ -68,19 +68,6 @@ def mine(tokens, power=1.0): ...
         ),
         ("grpo}", "passk, length_reward: {}} #!", "nodes.advantage.length_reward", "penalty-on-plain-reward"),
         ("grpo}", "rae, role: player} #!", "nodes.advantage", "missing-column"),
-        ("grpo}", "rae, role: ref_logprob} #!", "nodes.advantage.role", "wrong-column-shape"),
-        (
-            "grpo}",
-            "gdpo, rewards: {reward: 1.0, ref_logprob: 1.0}} #!",
-            "nodes.advantage.rewards.ref_logprob",
-            "wrong-column-shape",
-        ),
-        (
-            "grpo}",
-            "gdpo, rewards: {reward: 1.0, data_set: 1.0}} #!",
-            "nodes.advantage.rewards.data_set",
-            "wrong-column-shape",
-        ),
         (UPDATE, "loss: {tau: 0.5}} #!", "nodes.update.loss.tau", "option-without-effect"),
         (UPDATE, "loss: {policy: opmd, clip_ratio: 0.1}} #!", "nodes.update.loss.clip_ratio", "option-without-effect"),
         (UPDATE, "loss: {args: {a: 1}}} #!", "nodes.update.loss.args", "option-without-effect"),
@@ -282,12 +269,6 @@ def test_a_loss_needs_its_own_marks(project, policy, marks):
     overrides = [old, f"nodes.marks={{op: covariance, {marks}}}", f"nodes.update.loss.policy={policy}"]
     (problem,) = project.problems(project.folder / "p.yaml", *overrides)
     assert problem.code == "marks-of-another-loss"
-
-
-def test_marks_need_two_different_log_probs(project):
-    marks = "nodes.marks={op: covariance, second_moment: 0.04, read: {old_logprob: rollout_logprob}}"
-    problems = project.problems(project.folder / "p.yaml", M2PO[0], marks, *M2PO[2:])
-    assert "ratio-of-the-same" in [problem.code for problem in problems]
 
 
 def test_an_unbiased_divergence_needs_the_old_log_probs(project):

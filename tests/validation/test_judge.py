@@ -79,15 +79,10 @@ CASES = {
         "nodes.reward.sampling.top_k",
         "invalid-value",
     ),
-    "half an address": (
-        ENDPOINT.replace("judge:8000", "[") + "}",
-        "nodes.reward.endpoint",
-        "invalid-address",
-    ),
     "no host": (
         ENDPOINT.replace("judge:8000", "") + "}",
         "nodes.reward.endpoint",
-        "invalid-address",
+        "invalid-value",
     ),
     "a password": (
         ENDPOINT.replace("http://judge", "http://me:secret@judge") + "}",

@@ -265,10 +265,6 @@ BROKEN: dict[str, tuple[Change, str]] = {
         reindex(lambda files: dict.fromkeys(files, SECOND)),
         f"says that {SECOND} holds tensor '{EMBEDDING}', and it does not (and 16 more alike)",
     ),
-    "an index that leaves a tensor out": (
-        reindex(lambda files: {name: files[name] for name in files if name != NORM}),
-        f"{INDEX} does not list tensor '{NORM}', which model-00003-of-00003.safetensors holds; add it there",
-    ),
     "a lost file of several": (both(sharded, remove(SECOND)), f"lacks 1 of its weight files, {SECOND} among them"),
     "a file of several cut short": (both(sharded, cut(SECOND, -1)), f"{SECOND} was cut short"),
     "two files of several empty": (
@@ -464,10 +460,6 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "a torn vocab.json": (
         both(remove("tokenizer.json"), put("vocab.json", "{"), put("merges.txt", "#version: 0.2\n")),
         "vocab.json is not a JSON object; copy the file again",
-    ),
-    "a torn generation_config.json": (
-        put("generation_config.json", '{"eos_token_id": '),
-        "generation_config.json is not a JSON object; copy the file again",
     ),
 }
 

@@ -43,11 +43,6 @@ CASES = {
         "data.responses",
         "missing-max-response-tokens",
     ),
-    "named twice": (
-        (*lines(SFT, ONE + LONGEST, ("[chosen]", "[chosen, chosen] #!")), *NO_GENERATOR),
-        "data.responses",
-        "duplicate-column",
-    ),
     "longest of nothing": (
         lines(NODES, LONGEST, (": 6\n", ": 6 #!\n")),
         "data.max_response_tokens",

@@ -36,7 +36,7 @@ CASES = {
     "nobody": ("{op: logprob, write: ref_logprob", "nodes.ref", "logprob-source"),
     "two": (ENDPOINT + ", engine: teacher", "nodes.ref", "logprob-source"),
     "no model": (ENDPOINT.replace(", model: m", ""), "nodes.ref.endpoint", "logprob-model"),
-    "no host": (ENDPOINT.replace("teacher:8000", ""), "nodes.ref.endpoint", "invalid-address"),
+    "no host": (ENDPOINT.replace("teacher:8000", ""), "nodes.ref.endpoint", "invalid-value"),
     "a key in the address": (ENDPOINT.replace("teacher:8000", "me:key@teacher"), "nodes.ref.endpoint", "secret-in"),
     "a key for an engine": (ON_SERVERS + ", api_key_env: KEY", "nodes.ref.api_key_env", "option-without-effect"),
     "a timeout for an engine": (ON_SERVERS + ", timeout_s: 3", "nodes.ref.timeout_s", "option-without-effect"),

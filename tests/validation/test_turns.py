@@ -45,11 +45,6 @@ class Curious:
 '''
 CASES = {
     "no such tool": ("tools: [calculater]", "tools[0]", "invalid-tool", "did you mean `calculator`?"),
-    "more turns than there may be": (
-        "tools: [calculator], max_turns: 3, expected_turns: 3.5, expected_call_s: 1.0",
-        "expected_turns",
-        "too-many-turns",
-    ),
     "no such module": ("tools: ['nowhere:search']", "tools[0]", "invalid-tool"),
     "not declared": ("tools: ['own:plain']", "tools[0]", "invalid-tool", "@dagrl.tool"),
     "not set": ("tools: ['own:search']", "tools[0]", "invalid-tool", "set it in `tool_args`"),

@@ -81,7 +81,7 @@ class EndpointNode(NodeBase):
 
     engine: Name | None = None
     """The engine that is asked."""
-    endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/?#\s]")] | None = None
     """Instead of an engine: the address of a server that speaks OpenAI's protocol, as ``http://host:8000/v1``."""
     model: str | None = None
     """The model's name there."""
