@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from dagrl.backends.environments import faults
 from dagrl.backends.registry import backends
 from dagrl.config.errors import Place, listed, removal, suggest
 from dagrl.config.loading.positions import Findings
@@ -108,15 +109,20 @@ def _check_servers(place: Place, node: RolloutNode, folder: Path, findings: Find
             findings.error((*where, "command"), no_program(spec.command[0], folder), "invalid-command")
 
 
-def _check_tool_format(name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
+def _check_tool_format(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
     where: Place = ("nodes", name, "tool_format")
     tool_format = node.tool_format
     if ":" in tool_format:
         with findings.reporting(where, "invalid-tool-format"):
             ask(tool_format, parameters_of, tool_format, folder=folder)
-    elif tool_format not in (
-        known := ["hermes", *(name for kind in backends().values() for name in kind.tool_formats())]
-    ):
+        return
+    engine = pipeline.engines.get(node.engine)
+    environment = engine.environment if engine else None
+    # The workers of the rollout may run in an environment without the packages of a backend.
+    kinds = backends().values()
+    usable = [kind for kind in kinds if not environment or "package-missing" not in dict(faults(environment, kind))]
+    known = ["hermes", *(name for kind in usable for name in kind.tool_formats())]
+    if tool_format not in known:
         message = f"there is no format `{tool_format}` (write your own as `module:function`)"
         findings.error(where, f"{message}; {suggest(tool_format, known)}", "invalid-tool-format")
 
@@ -132,7 +138,7 @@ def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path,
             with findings.reporting((*place, "environment"), "invalid-environment"):
                 ask(node.environment, environment_fields, node.environment, node.environment_args, folder=folder)
     if node.agent is not None or node.has_tools:
-        _check_tool_format(name, node, folder, findings)
+        _check_tool_format(pipeline, name, node, folder, findings)
     if node.tool_timeout_s >= (silence := pipeline.run.node_timeout_s):
         message = f"a worker that waits for tools is silent, for at most run.node_timeout_s = {silence:g}; lower it"
         findings.error((*place, "tool_timeout_s"), message, "tool-timeout-too-long")

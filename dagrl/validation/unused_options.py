@@ -149,7 +149,7 @@ def _check_values(
         if option == "args" and not own:
             findings.superfluous((*place, option), f"`{key}: {value}` takes no arguments")
         elif option != "args" and value not in known[option]:
-            remedy = "move it to `args`" if own else f"set `{key}` to {' or '.join(known[option])}"
+            remedy = "move it to `args`" if own else ""
             findings.superfluous((*place, option), f"`{key}: {value}` has no such option", remedy)
 
 

@@ -31,7 +31,6 @@ def mine(tokens, power=1.0): ...
     [
         ("grpo}", "grpo, baseline: mean} #!", "nodes.advantage.baseline", "option-without-effect"),
         ("grpo}", "rloo, tau: 2.0} #!", "nodes.advantage.tau", "option-without-effect"),
-        ("grpo}", "opmd, tau: 2.0} #!", "nodes.advantage.tau", "option-without-effect"),
         ("grpo}", "rloo, lam: 0.9} #!", "nodes.advantage.lam", "option-without-effect"),
         ("grpo}", "grpo, args: {a: 1}} #!", "nodes.advantage.args", "option-without-effect"),
         ("grpo}", "grpo, lam_value: 0.9} #!", "nodes.advantage.lam_value", "option-without-effect"),

@@ -33,10 +33,6 @@ PROBLEMS = {
     "no order": ("shufled", "`shufled` is no order; write shuffled, file, your own as `module:Class`, or a section"),
     "a truth": ("true", "must be text"),
     "the former key": ("file\n  shuffle: true", "`shuffle` is now `order`: write `order: shuffled`"),
-    "a column that is not there": (
-        "{by: reward_model.truth}",
-        "`reward_model.truth`; did you mean `reward_model.ground_truth`?",
-    ),
     "two orders of rows": ("{by: index, adaptive: {}}", "has both `by` and `adaptive`; keep one"),
     "a sampler and stages": ("{sampler: 'mine:Good', by: index}", "`sampler` decides alone; remove `by`"),
     "arguments of nothing": ("{args: {a: 1}}", "`args` needs `sampler`; add it"),
