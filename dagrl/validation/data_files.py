@@ -270,7 +270,7 @@ def _schema_problems(schema: pa.Schema, wanted: _Wanted) -> list[str]:
     ):
         if needed and column_type(schema, name) is None:
             known = [*schema.names, *fields_beside(schema, name)]
-            problems.append(f"has no column `{name}` ({key}); {suggest(name, known)}")
+            problems.append(f"has no column `{name}`; {suggest(name, known)}, or set {key}")
     kind = column_type(schema, spec.prompt_key)
     if kind is not None and not (_is_text(kind) or _is_chat(kind)):
         problems.append(f"has prompts of type {kind}; they must be text, or lists of messages with role and content")

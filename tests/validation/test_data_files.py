@@ -83,12 +83,13 @@ def test_missing_columns_and_wrong_types_are_all_reported(project, row):
     project.write_rows("a.parquet", [{"promt": "x", "reward_model": {"groundtruth": "2"}}])
     assert data_problems(project, "a.parquet") == [
         "a.parquet has no column `prompt`; did you mean `promt`?, or set prompt_key",
-        "a.parquet has no field `ground_truth` in reward_model; did you mean `groundtruth`?",
+        "a.parquet has no column `reward_model.ground_truth`; did you mean `reward_model.groundtruth`?, "
+        "or set answer_key",
     ]
     project.write_rows("b.parquet", [{"prompt": 3, "data_source": 4, "reward_model": "2"}])
     assert data_problems(project, "b.parquet") == [
         "b.parquet has a data_source of type int64; it must be text",
-        "b.parquet has a reward_model of type string; it must be a struct with the field ground_truth",
+        "b.parquet has no column `reward_model.ground_truth`; did you mean `reward_model`?, or set answer_key",
         "b.parquet has prompts of type int64; they must be text, or lists of messages with role and content",
     ]
     project.write_rows("c.parquet", [{**row, "prompt": [{"role": "user"}]}])

@@ -112,7 +112,7 @@ def test_a_column_is_looked_for_without_a_copy_of_the_file(
     if works:
         check_file(path)
     else:
-        assert "(data.order.by); did you mean `index`?" in project.only_problem(path).message
+        assert "did you mean `index`?, or set data.order.by" in project.only_problem(path).message
     assert not (tmp_path / "cache").exists()
 
 

@@ -50,10 +50,10 @@ PROBLEMS = {
         "{path: a.jsonl, prompt_key: qestion, answer_key: answer}",
         "mean `question`?, or set prompt_key",
     ),
-    "an answer that is not there": ("{path: a.jsonl, prompt_key: question}", "no column `reward_model`; "),
+    "an answer that is not there": ("{path: a.jsonl, prompt_key: question}", "no column `reward_model.ground_truth`; "),
     "a field that is not there": (
         "{path: train.parquet, answer_key: reward_model.truth}",
-        "no field `truth` in reward_model",
+        "no column `reward_model.truth`; did you mean `reward_model.ground_truth`?",
     ),
     "another column in one file": (
         f"{{path: [a.jsonl, renamed.jsonl], {KEYS}}}",
@@ -125,16 +125,13 @@ def test_a_source_is_named_by_its_key(project, folder):
     project.assert_problem(path, "data.train.second", "wrong-data-file")
 
 
-def test_many_files_share_the_time_of_a_few(project, row, monkeypatch):
-    monkeypatch.setattr("dagrl.validation.data_rows.SCANNED_ROWS", 8)
-    monkeypatch.setattr("dagrl.validation.sampled_files._BATCH_ROWS", 1)
+def test_the_rows_of_the_first_and_the_last_file_are_checked(project, row):
     (project.folder / "many").mkdir()
-    for number in range(40):
-        project.write_rows(f"many/{number:02}.parquet", [row] * 3)
-    project.write_rows("many/17.parquet", [row, {**row, "prompt": ""}, row])
-    assert check_file(pipeline(project, "many")).rows == {"train": 120}
-    project.write_rows("many/17.parquet", [{**row, "prompt": ""}, row, row])
-    project.assert_problem(pipeline(project, "many"), "data.train", "17.parquet has an empty prompt in row 0")
+    for number in range(9):
+        project.write_rows(f"many/{number}.parquet", [row, {**row, "prompt": "" if number == 5 else "1"}])
+    assert check_file(pipeline(project, "many")).rows == {"train": 18}
+    project.write_rows("many/8.parquet", [{**row, "prompt": ""}, row])
+    project.assert_problem(pipeline(project, "many"), "data.train", "8.parquet has an empty prompt in row 0")
 
 
 @pytest.mark.parametrize("change", ["reward_model", "data_source"])
@@ -146,8 +143,11 @@ def test_the_columns_of_each_of_many_files_are_checked(project, row, change):
     row = {**row, change: 5} if change == "data_source" else {name: row[name] for name in row if name != change}
     for number in ("07", "21"):
         project.write_rows(f"many/{number}.parquet", [row])
-    wanted = {"reward_model": "has no column `reward_model`", "data_source": "has a data_source of type int64"}
-    project.assert_problem(pipeline(project, "many"), "data.train", f"07.parquet {wanted[change]}")
+    wanted = {
+        "reward_model": "has no column `reward_model.ground_truth`",
+        "data_source": "has a data_source of type int64",
+    }
+    project.assert_problem(pipeline(project, "many"), "data.train", f"07.parquet has {wanted[change]}")
 
 
 def test_a_system_message_needs_a_chat_template(project, folder):
