@@ -147,9 +147,7 @@ def optimal_token_baseline_advantages(
     total = np.bincount(place, passed)
     baseline = np.bincount(place, to_come * passed) / np.where(total > 0, total, 1.0)
     baseline[np.bincount(place) == 1] = 0.0
-    advantages = np.zeros(len(mask.values), dtype=np.float32)
-    advantages[kept] = to_come - baseline[place]
-    return Column(advantages, mask.offsets)
+    return _spread(to_come - baseline[place], kept, mask)
 
 
 def _sums_in_rows(values: np.ndarray, row: np.ndarray, first: np.ndarray) -> np.ndarray:

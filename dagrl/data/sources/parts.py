@@ -6,10 +6,11 @@ import glob
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ type Values = dict[str, list[Any]]
 """Columns as Python objects."""
 
 
-class Part(Protocol):
+class Part(ABC):
     """The rows of a file, in groups that are read at once."""
 
     schema: pa.Schema
@@ -43,23 +44,24 @@ class Part(Protocol):
     size: int
     """Bytes that all groups would take in memory, about; 0 if they stay on disk."""
     title: Path
+    """The file, for messages."""
     folder: Path
     """Where relative paths of images begin."""
 
+    @abstractmethod
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Columns of a group, and fields of structs, as far as the file has them."""
-        ...
 
     def values(self, table: pa.Table, names: Sequence[str]) -> Values:
         """Whole columns of a table that `read` has returned, as Python objects; None where the file has none."""
-        ...
+        return python_values(table, names)
 
     def place(self, row: int) -> str:
         """Location of a row, for messages."""
-        ...
+        return f"{self.title}, row {row} (the first is 0)"
 
 
-class ParquetPart:
+class ParquetPart(Part):
     """A parquet file, or the copy of one."""
 
     def __init__(self, file: PromptFile, opened: object = None) -> None:
@@ -93,14 +95,8 @@ class ParquetPart:
         except (OSError, pa.ArrowException) as error:
             raise ValueError(f"{self.title} cannot be read as parquet: {error}") from error
 
-    def values(self, table: pa.Table, names: Sequence[str]) -> Values:
-        return python_values(table, names)
 
-    def place(self, row: int) -> str:
-        return f"{self.title}, row {row} (the first is 0)"
-
-
-class ArrowPart:
+class ArrowPart(Part):
     """An Arrow file, which stays on disk."""
 
     def __init__(self, file: PromptFile) -> None:
@@ -119,14 +115,8 @@ class ArrowPart:
         known = [name for name in names if name in self.schema.names]
         return pa.Table.from_batches([self._batches[group]]).select(known)
 
-    def values(self, table: pa.Table, names: Sequence[str]) -> Values:
-        return python_values(table, names)
 
-    def place(self, row: int) -> str:
-        return f"{self.title}, row {row} (the first is 0)"
-
-
-class JsonPart:
+class JsonPart(Part):
     """A file of JSON rows. They are copied to parquet as texts, because the rows may have different fields."""
 
     def __init__(self, file: PromptFile) -> None:
@@ -158,7 +148,7 @@ class JsonPart:
         return self._at(int(self._numbers[group][row - first]))
 
     def _at(self, number: int) -> str:
-        return f"{self.title}, row {number} (the first is 0)" if self._in_list else f"{self.title}:{number}"
+        return super().place(number) if self._in_list else f"{self.title}:{number}"
 
     def _rows(self, table: pa.Table) -> list[dict[str, Any]]:
         rows = []
