@@ -10,8 +10,7 @@ import numpy as np
 
 from dagrl.config.schema import BufferNode
 from dagrl.data.batch import Batch, Column
-from dagrl.data.replay.choice import Entry, admitted, chosen, kept
-from dagrl.data.replay.files import BufferFiles
+from dagrl.data.replay_buffer import BufferFiles, Entry, admitted, chosen, kept
 from dagrl.data.stats import Stat
 from dagrl.model_files.fingerprint import model_fingerprint, tokenizer_fingerprint
 from dagrl.ops.base import Context, OpInput, Output

@@ -295,7 +295,7 @@ def test_a_kill_between_two_files_leaves_the_buffer_of_the_step_before(bench, st
         write_tables(tables, path)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("dagrl.data.replay.files.write_tables", killed)
+        patch.setattr("dagrl.data.replay_buffer.write_tables", killed)
         step(2)
     assert "step_2.parquet" in files(bench)
     assert table(bench, "index_1.parquet") == before

@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def encoded(value: object) -> object:
-    """Encode a value as JSON that keeps Python's built-in types distinct; see `dagrl.rewards.code.compare.decoded`.
+    """Encode a value as JSON that keeps Python's built-in types distinct; see `dagrl.rewards.code.tests.decoded`.
 
     A subclass is encoded as its built-in type. Raises TypeError for other types.
     """

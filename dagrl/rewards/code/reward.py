@@ -19,8 +19,17 @@ from pydantic import PositiveFloat, PositiveInt
 
 from dagrl.plugins.declarations import reward
 from dagrl.rewards import sandbox
-from dagrl.rewards.code.compare import decoded, same_output, same_value
-from dagrl.rewards.code.tests import AssertTests, Check, FunctionTests, ProgramTests, Tests, read_tests
+from dagrl.rewards.code.tests import (
+    AssertTests,
+    Check,
+    FunctionTests,
+    ProgramTests,
+    Tests,
+    decoded,
+    read_tests,
+    same_output,
+    same_value,
+)
 
 # Possessive quantifiers avoid backtracking within a line: a degenerate policy writes very long lines.
 _BLOCK = re.compile(

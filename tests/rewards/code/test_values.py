@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.rewards.code.assert_harness import encoded
-from dagrl.rewards.code.compare import decoded
+from dagrl.rewards.code.tests import decoded
 
 HASHABLE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),

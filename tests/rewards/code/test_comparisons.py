@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagrl.rewards.code.compare import same_output, same_value
+from dagrl.rewards.code.tests import same_output, same_value
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagrl.config.schema import BufferNode
-from dagrl.data.replay.choice import Entry, admitted, chosen, kept
+from dagrl.data.replay_buffer import Entry, admitted, chosen, kept
 
 
 def node(**options) -> BufferNode:
