@@ -1,4 +1,4 @@
-"""Knows passwords, tokens and keys, and hides them in whatever is shown, stored for others or sent to a tracker."""
+"""Recognises passwords, tokens and keys, and hides them in output, in shared files and from trackers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HEADER = re.compile(r"""\b((?:(?:proxy-)?authorization|(?:set-)?cookie)["']?\s*
 _NAME = re.compile(
     r"""(?<![\w.-])(?P<option>--?)?(?P<name>[A-Za-z_][\w.-]*+)(?P<between>["']?\s*+[=:]\s*+|(?(option)\s++(?!-)|(?!)))"""
 )
-"""What stands before a value: ``NAME=``, ``name:`` or ``--name``."""
+"""Text before a value: ``NAME=``, ``name:`` or ``--name``."""
 _VALUE = re.compile(r"""(["']?)(?:(?<=")[^"\n]*|(?<=')[^'\n]*|[^\s"',;&)}\]]+)""")
 _KNOWN_FORMS = re.compile(
     r"""

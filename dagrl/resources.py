@@ -45,12 +45,10 @@ def pipeline_file(path: Path) -> Path:
 
 
 def template_names() -> list[str]:
-    """Names of dagrl's own templates, sorted."""
     return sorted(path.stem for path in OWN_TEMPLATES.glob("*.yaml"))
 
 
 def data_script_names() -> list[str]:
-    """Names of the preprocessing scripts, sorted."""
     return sorted(path.stem for path in DATA_SCRIPTS.glob("*.py"))
 
 
@@ -84,7 +82,6 @@ def template_description(name: str) -> str:
 
 
 def template_parents(name: str) -> list[str]:
-    """The templates that a template extends, in order."""
     match = re.search(r"^extends: (.+?) *(?:#.*)?$", template_text(name), re.MULTILINE)
     return re.findall(r"[\w-]+", match[1]) if match else []
 

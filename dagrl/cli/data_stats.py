@@ -85,7 +85,6 @@ _app.command("stats", **help_of(stats))(stats)
 
 
 def data_stats(arguments: Sequence[str]) -> int:
-    """Call the command with these arguments."""
     return int(_app(list(arguments), prog_name="dagrl data stats", standalone_mode=False) or 0)
 
 

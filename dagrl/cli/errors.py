@@ -24,5 +24,5 @@ def exit_on(command: str, *errors: type[Exception], code: int = 2) -> Iterator[N
 
 
 def complain(command: str, problem: object) -> None:
-    """Print why a command does not do its work. What it echoes of its call may have any length, and is cut."""
+    """Print why a command fails, cut to a bounded length: it may echo arguments of any length."""
     print(bounded(f"{command}: {problem}"), file=sys.stderr)

@@ -47,7 +47,6 @@ def list_gpus() -> list[DetectedGpu]:
 
 
 def hardware(gpus: list[DetectedGpu]) -> Iterator[Finding]:
-    """Check the machine itself."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     yield ok("processor", f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB memory, {system}")

@@ -145,7 +145,6 @@ def library_fields(pattern: str, engine: str, section: str) -> Rule:
 
 
 def write_betas(t: Translation, engine: str, key: str) -> None:
-    """Write Adam's coefficients: a list of two."""
     betas = t.get(key)
     if isinstance(betas, list) and len(betas) == 2:
         for name, beta in zip(("adam_beta1", "adam_beta2"), betas, strict=True):

@@ -109,7 +109,6 @@ def trackers(t: Translation, values: Iterable[object], keys: Iterable[str], sett
 
 
 def named(key: str) -> Rule:
-    """Write the pipeline's name."""
     return joint(key, always=True)(lambda t: t.write("name", name_of(t.get(key)), key))
 
 
@@ -138,7 +137,6 @@ def kept(key: str) -> Rule:
 
 
 def has_val_data(t: Translation) -> bool:
-    """Whether there is a validation set."""
     return any(key == "data.val" or key.startswith("data.val.") for key in t.tree)
 
 
@@ -149,7 +147,6 @@ def val_label(text: str, index: int) -> str:
 
 
 def write_val_n(t: Translation, key: str) -> None:
-    """Write the number of responses to a validation prompt."""
     t.copy(key, "nodes.rollout.val_n", above=1)
 
 
@@ -167,7 +164,6 @@ def padded_rows(t: Translation, target: str, rows: float, key: str) -> None:
 
 
 def put_node(t: Translation, node: str, op: str, engine: str) -> None:
-    """Put a node that runs an op on an engine."""
     t.put(f"nodes.{node}.op", op)
     t.put(f"nodes.{node}.engine", engine)
 
@@ -180,7 +176,6 @@ def kl_estimator(name: object) -> str | None:
 
 
 def put_logprob(t: Translation, node: str, engine: str, column: str) -> None:
-    """Put a node that computes log-probs."""
     for key, value in (("op", "logprob"), ("engine", engine), ("write", column)):
         t.put(f"nodes.{node}.{key}", value)
 

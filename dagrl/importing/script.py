@@ -81,8 +81,6 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A traced command."""
-
     file: str
     line: int
     folder: str

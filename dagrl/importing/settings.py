@@ -56,7 +56,6 @@ class Word:
 
     @property
     def value(self) -> str | Unresolved:
-        """The text, or an `Unresolved`."""
         return Unresolved(self.text, self.missing) if self.missing else self.text
 
 
@@ -81,7 +80,6 @@ class Setting:
 
     @property
     def place(self) -> str:
-        """``FILE:LINE``."""
         return f"{self.file}:{self.line}"
 
 
@@ -93,14 +91,12 @@ class Settings:
 
     @classmethod
     def of(cls, settings: Iterable[Setting]) -> Settings:
-        """The settings of an iterable."""
         made = cls()
         for setting in settings:
             made.add(setting)
         return made
 
     def add(self, setting: Setting) -> None:
-        """Add a setting, in place of an earlier one of the same key."""
         self.by_key.pop(setting.key, None)
         self.by_key[setting.key] = setting
 
@@ -110,7 +106,6 @@ class Settings:
             del self.by_key[removed]
 
     def value(self, key: str) -> Any:
-        """The value of a key, or None."""
         return self.by_key[key].value if key in self.by_key else None
 
     def __iter__(self) -> Iterator[Setting]:

@@ -59,7 +59,6 @@ _REQUIRED = (
 
 
 def is_known(value: Any) -> bool:
-    """Whether a value is known, and not null."""
     return value is not None and not isinstance(value, Unresolved)
 
 
@@ -81,7 +80,6 @@ class Rule:
         return tuple(re.compile(re.escape(key).replace(r"\*", ".*")) for key in self.keys)
 
     def matches(self, key: str) -> bool:
-        """Whether the rule concerns a key."""
         return any(pattern.fullmatch(key) for pattern in self._patterns)
 
 
@@ -105,7 +103,6 @@ class Framework:
     """Settings are Hydra's ``key=value``. Otherwise they are ``--key value`` in a script, and keys in a YAML."""
 
     def rule_of(self, key: str) -> Rule | None:
-        """The first rule that concerns a key."""
         return next((rule for rule in self.rules if rule.matches(key)), None)
 
 
@@ -128,11 +125,9 @@ class Translation:
 
     @property
     def lines(self) -> list[Line]:
-        """All outcomes."""
         return [*self.others, *self.outcomes.values()]
 
     def given(self, key: str) -> bool:
-        """Whether the source sets a key."""
         return key in self.settings
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -147,7 +142,6 @@ class Translation:
         return value if isinstance(value, int | float) and not isinstance(value, bool) else default
 
     def flag(self, key: str) -> bool:
-        """Whether a key is true."""
         return self.get(key) is True
 
     def below(self, section: str) -> list[str]:
@@ -250,7 +244,6 @@ _WRONG_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeE
 
 
 def translate(framework: Framework, settings: Settings) -> Translation:
-    """Apply all rules of a framework."""
     settings = _without_aliases(framework, settings)
     translation = Translation(framework, settings)
     concerned: dict[int, list[str]] = {}

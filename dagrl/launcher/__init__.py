@@ -5,7 +5,7 @@ connected, so that each machine notices when another one disappears. Rank 0 runs
 
 Each machine joins the cluster with `ray start --block`. `ray symmetric-run` (Ray 2.60) does not replace this package:
 
-- ranks above 0 exit with 0 whatever happens: they learn neither the exit code nor the reason;
+- ranks above 0 always exit with 0: they learn neither the exit code nor the reason;
 - SIGTERM ends it without a word to the command, so that a batch system's time limit loses the checkpoint;
 - it names no missing rank, waits for 30 s only, and accepts machines that disagree about ranks or their number;
 - it distributes no token, and `ray start --head` always opens the port of Ray's client;

@@ -19,7 +19,6 @@ _CONNECT_TIMEOUT_S, _PAUSE_S, _PROGRESS_S = 5.0, 0.5, 10.0
 
 
 async def follow(job: Job) -> int:
-    """Follow rank 0, and return its exit code."""
     follower = _Follower(job)
     try:
         with stop_signals(follower.stop_requested):

@@ -18,7 +18,6 @@ _HEALTH = {"health_check_period_ms": 3000, "health_check_timeout_ms": 5000, "hea
 
 
 def main() -> None:
-    """Run until stdin closes."""
     import ray
 
     with quick_start():

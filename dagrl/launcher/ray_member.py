@@ -12,7 +12,6 @@ from dagrl.orchestrator.cluster.session import quick_start
 
 
 def main() -> None:
-    """Run until Ray ends."""
     from ray.scripts.scripts import cli
 
     with quick_start():

@@ -78,7 +78,6 @@ class Rendezvous:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks that are not connected."""
         return [rank for rank in range(1, self._node_rank.nodes) if rank not in self.peers]
 
     @property

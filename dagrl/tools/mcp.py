@@ -55,7 +55,7 @@ class McpServer:
             listed = self._listed()
         except ToolUnavailableError:
             raise
-        except Exception as error:  # whatever the client makes of what the server sends
+        except Exception as error:  # The client may raise any error on malformed answers.
             raise ToolUnavailableError(
                 f"the MCP server `{self._name}` does not list its tools: {self._cause(error)}"
             ) from error

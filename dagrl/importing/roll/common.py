@@ -33,18 +33,15 @@ def devices(value: object) -> list[int] | None:
 
 
 def devices_of(t: Translation, role: str) -> set[int]:
-    """Return the GPUs of a role."""
     return set(devices(t.get(f"{role}.device_mapping")) or ())
 
 
 def data_parallel_ranks(t: Translation) -> int:
-    """Return the data-parallel ranks of the trainer."""
     sizes = [t.number(f"{TRAIN}.{STRATEGY}.{name}", 1) for name in (PARALLEL[0], PARALLEL[1], PARALLEL[3])]
     return max(1, len(devices_of(t, TRAIN))) // math.prod(sizes) or 1
 
 
 def uses_critic(t: Translation) -> bool:
-    """Return whether there is a critic."""
     return t.get("adv_estimator") == "gae" and not is_pure_opd(t)
 
 

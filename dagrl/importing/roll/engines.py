@@ -167,7 +167,6 @@ def _mini_batch(t: Translation) -> None:
 
 
 def optimizer_steps(t: Translation) -> int:
-    """Return the optimizer steps of a step."""
     mini = t.tree.get("nodes.update.mini_batch")
     return -(-int(t.number("rollout_batch_size", 128)) // mini) if isinstance(mini, int) else 1
 

@@ -7,7 +7,6 @@ from dagrl.importing.table import Translation, implied, joint, refused, to
 
 
 def uses_critic(t: Translation) -> bool:
-    """Return whether there is a critic."""
     return t.get("--advantage-estimator") == "ppo"
 
 

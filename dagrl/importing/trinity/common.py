@@ -33,7 +33,6 @@ def type_default(t: Translation, index: int) -> Any:
 
 
 def uses_critic(t: Translation) -> bool:
-    """Return whether there is a critic."""
     return (t.get("algorithm.advantage_fn") or type_default(t, 0)) == "ppo"
 
 
@@ -61,5 +60,4 @@ def has_own_responses(t: Translation, index: int) -> bool:
 
 
 def is_megatron(t: Translation) -> bool:
-    """Return whether Trinity-RFT trains with Megatron-core."""
     return t.get("trainer.trainer_strategy") == "megatron"

@@ -15,13 +15,11 @@ MEMORY = "changes memory or speed alone, by kernels that Megatron-core chooses"
 
 
 def is_megatron(t: Translation) -> bool:
-    """Whether verl trains with Megatron-core."""
     config = str(t.get("--config-name") or "")
     return "megatron" in (t.get("model_engine"), t.get(f"{ACTOR}.strategy")) or "megatron" in config
 
 
 def uses_critic(t: Translation) -> bool:
-    """Whether there is a critic."""
     return t.get("algorithm.adv_estimator") == "gae"
 
 

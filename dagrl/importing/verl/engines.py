@@ -157,7 +157,6 @@ _PRECISIONS = ("use_precision_aware_optimizer", "main_grads_dtype", "exp_avg_dty
 
 
 def optimizer(section: str, engine: str) -> Rule:
-    """Translate the optimizer of a section."""
     optim = f"{section}.optim"
 
     @joint(
