@@ -212,7 +212,7 @@ def _list(t: Translation, target: str, reason: str) -> None:
 
 
 @joint(always=True)
-def _finish(t: Translation) -> None:
+def finish(t: Translation) -> None:
     _drop_foreign_options(t)
     _list_single_response(t)
     _list_layouts(t)
@@ -225,6 +225,3 @@ def _finish(t: Translation) -> None:
         _list_large_server(t)
         _fit_copies(t)
         _fit_lengths(t)
-
-
-RULES = (_finish,)

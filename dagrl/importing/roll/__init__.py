@@ -40,16 +40,16 @@ _RULES = (
     *nodes.ROLLOUT,
     *engines.TRAINER,
     *engines.BATCHES,
-    *engines.OPTIMIZER,
+    engines.optimizer,
     *algorithm.ALGORITHM,
     *engines.BATCHES_TOKENS,
-    algorithm.CORRECTION,
-    algorithm.REWARD,
-    *distillation.RULES,
+    algorithm.correction,
+    algorithm.reward,
+    distillation.teachers,
     *nodes.RUN,
     *engines.TRAINER_MODEL,
     *algorithm.REST,
-    *finishing.RULES,
+    finishing.finish,
 )
 ROLL = Framework(
     "roll", "ROLL", _RULES, _DEFAULTS, sections=("actor_train", "actor_infer", "rollout_batch_size"), aliases=_STUDENT

@@ -90,7 +90,7 @@ def _divergence(t: Translation) -> None:
 
 
 @joint("train_infer_correction.*")
-def _correction(t: Translation) -> None:
+def correction(t: Translation) -> None:
     prefix, target = "train_infer_correction", "nodes.update.rollout_correction"
     weight = f"{prefix}.is_weight"
     if t.flag(f"{weight}.enabled"):
@@ -135,7 +135,7 @@ _REWARDS = {"MathRuleRewardWorker": "math", "CodeSandboxRewardWorker": "code"}
 
 
 @joint("rewards.* rewards", always=True)
-def _reward(t: Translation) -> None:
+def reward(t: Translation) -> None:
     names = list(dict.fromkeys(key.split(".")[1] for key in t.below("rewards")))
     workers = {name: str(t.get(f"rewards.{name}.worker_cls", "")).rpartition(".")[2] for name in names}
     chosen = next((name for name in names if workers[name] in _REWARDS), None)
@@ -163,7 +163,6 @@ def _query_filter(t: Translation, prefix: str) -> None:
         t.copy(f"{arguments}.std_threshold", "nodes.keep.min_std")
 
 
-CORRECTION, REWARD = _correction, _reward
 REST = (
     refused(
         "rewards and advantages are not clipped: an estimator of your own (docs/your_own.md)",

@@ -12,7 +12,7 @@ _RECOMPUTE = ("enable_old_logprobs_recompute", "force_disable_old_logprobs_recom
 
 
 @joint("use_opd is_pure_opd pure_opd_pipeline_type teacher.*")
-def _distillation(t: Translation) -> None:
+def teachers(t: Translation) -> None:
     if not (t.flag("use_opd") or is_pure_opd(t)):
         return
     several = not any(key.startswith("teacher.model_args.") for key in t.current)
@@ -76,6 +76,3 @@ def _weights(t: Translation, prefixes: list[str]) -> None:
     t.write(f"{ADVANTAGE}.coef", values[0], *keys)
     if any(value != values[0] for value in values):
         t.refuse("teachers have one weight, `distillation.coef`; that of the first stands in", *keys)
-
-
-RULES = (_distillation,)

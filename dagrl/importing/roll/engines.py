@@ -132,7 +132,7 @@ _DEFAULT_RATE = 5.0e-5
 
 
 @joint("max_grad_norm", *(under(f"{role}.training_args", _TRAINING) for role in _ROLES), always=True)
-def _learning_rate(t: Translation) -> None:
+def optimizer(t: Translation) -> None:
     for role in _ROLES if uses_critic(t) else (TRAIN,):
         args, engine = f"{role}.training_args", _ROLES[role]
         optimizer = f"engines.{engine}.optimizer"
@@ -143,9 +143,6 @@ def _learning_rate(t: Translation) -> None:
         engines.write_steps(t, engine, "lr_warmup_steps", f"{args}.warmup_steps", optimizer_steps(t))
         if not t.number(f"{args}.warmup_steps", 0):
             engines.write_warmup_ratio(t, engine, f"{args}.warmup_ratio")
-
-
-OPTIMIZER = (_learning_rate,)
 
 
 @joint(under(f"{TRAIN}.training_args", "per_device_train_batch_size gradient_accumulation_steps"))

@@ -147,7 +147,7 @@ MODEL = (
 
 
 @joint("--global-batch-size --num-steps-per-rollout")
-def _mini_batch(t: Translation) -> None:
+def mini_batch(t: Translation) -> None:
     """Slime counts samples: ``global_batch_size = rollout_batch_size x n / num_steps_per_rollout``."""
     size, steps = "--global-batch-size", "--num-steps-per-rollout"
     prompts, n = t.tree.get("data.prompts_per_step"), t.tree.get("nodes.rollout.n")
@@ -165,7 +165,7 @@ def _mini_batch(t: Translation) -> None:
 
 
 @joint("--use-dynamic-batch-size --max-tokens-per-gpu --log-probs-max-tokens-per-gpu --micro-batch-size")
-def _tokens(t: Translation) -> None:
+def micro_batches(t: Translation) -> None:
     train, score = "--max-tokens-per-gpu", "--log-probs-max-tokens-per-gpu"
     if not t.flag("--use-dynamic-batch-size"):
         rows = t.number("--micro-batch-size", 1)
@@ -179,7 +179,3 @@ def _tokens(t: Translation) -> None:
         for node in nodes:
             if t.number(key) and f"nodes.{node}.op" in t.tree:
                 t.write(f"nodes.{node}.tokens_per_micro_batch", t.get(key) * parallel, key, note=note)
-
-
-BATCHES = (_mini_batch,)
-BATCHES_TOKENS = (_tokens,)

@@ -221,7 +221,7 @@ def _divergence(t: Translation) -> None:
 
 
 @joint("--use-tis --tis-clip --tis-clip-low --tis-level --custom-tis-function-path")
-def _correction(t: Translation) -> None:
+def correction(t: Translation) -> None:
     if not t.flag("--use-tis"):
         return
     if t.flag("--use-rollout-logprobs"):
@@ -250,14 +250,13 @@ ALGORITHM = (
     _critic,
     _divergence,
 )
-CORRECTION = _correction
 
 
 _OWN_TEACHER = "slime.rollout.on_policy_distillation.reward_func"
 
 
 @joint("--use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step")
-def _distillation(t: Translation) -> None:
+def distillation(t: Translation) -> None:
     """Slime's teacher is a model of the policy's shape in Megatron, or a server whose answers are rewards."""
     if not t.flag("--use-opd"):
         return
@@ -277,7 +276,7 @@ def _distillation(t: Translation) -> None:
 
 
 @joint("--rm-type --custom-rm-path", always=True)
-def _reward(t: Translation) -> None:
+def reward(t: Translation) -> None:
     kind, own = "--rm-type", "--custom-rm-path"
     if t.get(own) == _OWN_TEACHER:
         return
@@ -290,9 +289,6 @@ def _reward(t: Translation) -> None:
     else:
         t.put("nodes.reward.fn", "math")
         t.note(kind, "nodes.reward.fn", "set `fn`: math, code, exact, or your own; math stands in", None)
-
-
-REWARD = (_distillation, _reward)
 
 
 _WANDB = {"project": "--wandb-project", "group": "--wandb-group", "entity": "--wandb-team"}
@@ -309,7 +305,7 @@ def _name(t: Translation) -> None:
 
 
 @joint("--num-rollout --num-epoch", always=True)
-def _steps(t: Translation) -> None:
+def steps(t: Translation) -> None:
     key = "--num-rollout"
     if t.number(key) is None and not isinstance(t.get(key), Unresolved):
         parts.write_epochs(t, "--num-epoch")
@@ -334,7 +330,6 @@ def _keep(t: Translation) -> None:
         t.write("run.keep", "all", "--save-interval", note="there, all checkpoints are kept")
 
 
-RUN_STEPS = (_steps,)
 RUN = (
     _name,
     _track,

@@ -32,15 +32,19 @@ _DEFAULTS = {
 }
 _RULES = (
     *engines.CLUSTER,
-    *nodes.DATA,
+    nodes.lengths,
+    nodes.data,
+    nodes.batches,
     *nodes.RUN,
-    *nodes.EXPLORER,
+    nodes.rollout_sampling,
+    nodes.server_options,
+    nodes.over_rollout,
     *engines.OPTIMIZER,
     *algorithm.ALGORITHM,
     *engines.TRAINER,
     *algorithm.REWARD,
-    *nodes.REPLAY,
+    nodes.replay,
     *algorithm.REST,
-    *finishing.RULES,
+    finishing.finish,
 )
 TRINITY = Framework("trinity", "Trinity-RFT 0.6", _RULES, _DEFAULTS, sections=("explorer", "synchronizer", "buffer"))

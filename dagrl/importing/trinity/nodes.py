@@ -21,7 +21,7 @@ _CONVERT = "convert it once (docs/data.md)"
 
 
 @joint("model.max_prompt_tokens model.max_response_tokens model.max_model_len", always=True)
-def _lengths(t: Translation) -> None:
+def lengths(t: Translation) -> None:
     prompt, response, whole = (
         f"model.{name}" for name in ("max_prompt_tokens", "max_response_tokens", "max_model_len")
     )
@@ -57,7 +57,7 @@ def _file(t: Translation, section: str) -> object:
     ),
     always=True,
 )
-def _data(t: Translation) -> None:
+def data(t: Translation) -> None:
     prefix = f"{TASKS}.taskset" if t.given(f"{TASKS}.taskset.path") else f"{TASKS}.tasksets.0"
     sets = [prefix] if t.given(f"{prefix}.path") else []
     while prefix.endswith(".tasksets.0") and t.given(f"{TASKS}.tasksets.{len(sets)}.path"):
@@ -101,7 +101,7 @@ def _selector(t: Translation, prefix: str) -> None:
     "buffer.batch_size synchronizer.sync_interval buffer.train_batch_size algorithm.repeat_times",
     always=True,
 )
-def _batches(t: Translation) -> None:
+def batches(t: Translation) -> None:
     """``batch_size`` tasks make one optimizer step; a step here is all between two syncs."""
     batch, interval, trained = "buffer.batch_size", "synchronizer.sync_interval", "buffer.train_batch_size"
     n, syncs = t.number("algorithm.repeat_times") or type_default(t, 3), interval_of(t)
@@ -125,9 +125,6 @@ def _batches(t: Translation) -> None:
         t.refuse("a mini-batch has whole groups", trained)
 
 
-DATA = (_lengths, _data, _batches)
-
-
 _SAMPLING = ("temperature", "top_p", "top_k")
 
 
@@ -138,7 +135,7 @@ _SAMPLING = ("temperature", "top_p", "top_k")
     under(MODEL, "temperature top_p top_k"),
     always=True,
 )
-def _rollout(t: Translation) -> None:
+def rollout_sampling(t: Translation) -> None:
     """A task set's own sampling goes first. A validation set that gives none has that of the first one."""
     parts.put_node(t, "rollout", "rollout", "generator")
     for name in _SAMPLING:
@@ -174,7 +171,7 @@ def _val_responses(t: Translation, one: str, sampling: str, number: str) -> None
     ),
     always=True,
 )
-def _server(t: Translation) -> None:
+def server_options(t: Translation) -> None:
     backend, server = "sglang" if "sglang" in str(t.get(f"{MODEL}.engine_type")) else "vllm", "engines.generator.server"
     engines.put_generator(t, backend)
     t.write("engines.generator.backend", backend, f"{MODEL}.engine_type")
@@ -194,7 +191,7 @@ def _server(t: Translation) -> None:
 
 
 @joint("explorer.over_rollout.*")
-def _over_rollout(t: Translation) -> None:
+def over_rollout(t: Translation) -> None:
     key = "explorer.over_rollout.ratio"
     ratio, prompts = t.number(key, 0), t.tree["data.prompts_per_step"]
     if ratio:
@@ -202,9 +199,6 @@ def _over_rollout(t: Translation) -> None:
         waited = max(1, math.floor(prompts * (1 - ratio)))
         t.write("data.prompts_per_step", waited, key, note="those that are waited for")
     t.refuse("the first complete prompts make the step", *t.rest())
-
-
-EXPLORER = (_rollout, _server, _over_rollout)
 
 
 @joint("mode")
@@ -260,7 +254,7 @@ _BUFFER = "buffer.trainer_input.experience_buffer"
 
 
 @joint(f"{_BUFFER}.replay_buffer.*")
-def _replay(t: Translation) -> None:
+def replay(t: Translation) -> None:
     prefix = f"{_BUFFER}.replay_buffer"
     if not t.flag(f"{prefix}.enable"):
         return
@@ -272,6 +266,3 @@ def _replay(t: Translation) -> None:
     bounds = t.below(f"{prefix}.priority_fn_args")
     t.refuse("`max_age` and `max_uses` of the buffer bound what returns", *bounds)
     t.imply("a group returns in later steps alone", f"{prefix}.reuse_cooldown_time")
-
-
-REPLAY = (_replay,)

@@ -95,11 +95,11 @@ _RULES = (
     *engines.REFERENCE,
     *engines.CRITIC,
     *data.REWARD,
-    *distillation.RULES,
+    distillation.distillation,
     *run.TRAINER,
     engines.schedule(ACTOR, "actor"),
     engines.schedule("critic", "critic"),
-    *finishing.RULES,
+    finishing.finish,
 )
 
 VERL = Framework(

@@ -16,7 +16,7 @@ _DEFAULT_SIZES = {"tensor_model_parallel_size": 2}
 
 
 @joint("distillation.*")
-def _distillation(t: Translation) -> None:
+def distillation(t: Translation) -> None:
     if not t.flag("distillation.enabled"):
         return
     _loss(t, _teachers(t))
@@ -139,6 +139,3 @@ def _candidates(t: Translation, nodes: list[str], mode: str) -> None:
     for node in nodes:
         t.copy(count, f"nodes.{node}.top_k")
     t.copy(least, f"{LOSS}.min_logprob")
-
-
-RULES = (_distillation,)
