@@ -41,7 +41,7 @@ def source_of(package: str, file: str, environment: Path | None = None) -> str |
         locations = [site / package for site in environment.glob("lib/python*/site-packages")]
     else:
         found = importlib.util.find_spec(package)
-        locations = [Path(each) for each in (found.submodule_search_locations or ())] if found else []
+        locations = [Path(folder) for folder in (found.submodule_search_locations or ())] if found else []
     for location in locations:
         path = location / file
         if path.is_file():

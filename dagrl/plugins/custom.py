@@ -117,14 +117,19 @@ def known_parameters(
     ValueError if it takes one by position, does not take one of `args`, or needs another one.
     """
     parameters = signature_of(function, name).parameters
-    for each in parameters.values():
-        required = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        if each.kind is each.POSITIONAL_ONLY:
-            message = f"`{name}` takes {each.name!r} by position, and arguments are given by name"
+    for parameter in parameters.values():
+        required = parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        )
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            message = f"`{name}` takes {parameter.name!r} by position, and arguments are given by name"
             raise ValueError(f"{message}; remove the `/`")
-        if required and each.name not in (*known, *args):
-            raise ValueError(f"`{name}` wants {each.name!r}, which is none of {', '.join(known)}; give it a default")
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        if required and parameter.name not in (*known, *args):
+            raise ValueError(
+                f"`{name}` wants {parameter.name!r}, which is none of {', '.join(known)}; give it a default"
+            )
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return known
     check_names(name, parameters, args)
     return tuple(each for each in known if each in parameters)

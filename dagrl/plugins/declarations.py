@@ -163,11 +163,15 @@ def rule_columns(rule: UserFunction, args: Mapping[str, object]) -> tuple[str, .
     """
     name = name_of(rule)
     parameters = signature_of(rule, name).parameters
-    for each in parameters.values():
-        if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
-            raise ValueError(f"the rule {name} takes {each}; columns are given by name, so name them one by one")
+    for parameter in parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ValueError(f"the rule {name} takes {parameter}; columns are given by name, so name them one by one")
     check_names(name, parameters, args)
-    columns = tuple(each.name for each in parameters.values() if each.name not in args and each.default is each.empty)
+    columns = tuple(
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.name not in args and parameter.default is parameter.empty
+    )
     if not columns:
         raise ValueError(f"the rule {name} takes no column; name one, as in `def keep(reward): ...`")
     return columns

@@ -178,8 +178,8 @@ class _Child:
         """`` at FILE:LINE`` of a crash: the innermost line in the user's folder, else in any file."""
         self._traces.seek(0)
         frames = _FRAME.findall(self._traces.read().decode(errors="replace"))
-        frames = [each for each in frames if not each[0].startswith("<") and "importlib" not in each[0]]
-        own = [each for each in frames if folder and Path(each[0]).is_relative_to(folder.resolve())]
+        frames = [frame for frame in frames if not frame[0].startswith("<") and "importlib" not in frame[0]]
+        own = [frame for frame in frames if folder and Path(frame[0]).is_relative_to(folder.resolve())]
         return next((f" at {file}:{line}" for file, line in own or frames), "")
 
     def close(self) -> None:

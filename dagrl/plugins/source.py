@@ -33,7 +33,7 @@ def function_in_source(place: str, folder: Path | None) -> UserFunction:
             tree = ast.parse(source.read(_MOST_BYTES), str(file))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"the module {module!r} cannot be read ({error}); fix it") from error
-    bound = [each for each in _statements(tree) if name in _names(each) or "*" in _names(each)]
+    bound = [statement for statement in _statements(tree) if name in _names(statement) or "*" in _names(statement)]
     if not bound:
         raise ValueError(f"module {module!r} has no function {name!r}; write it, or name another one")
     return _stand_in(place, bound[-1])
@@ -70,7 +70,7 @@ def _names(statement: ast.stmt) -> set[str]:
             return {each.asname or each.name for each in names}
         case ast.Assign() | ast.AnnAssign():
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            return {node.id for each in targets for node in ast.walk(each) if isinstance(node, ast.Name)}
+            return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
     return set()
 
 
@@ -116,7 +116,7 @@ def _decorated(function: UserFunction, decorator: ast.expr) -> UserFunction:
     if name not in _DECORATORS:
         return function
     try:
-        arguments = {each.arg: ast.literal_eval(each.value) for each in decorator.keywords if each.arg}
+        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in decorator.keywords if keyword.arg}
     except (ValueError, TypeError):
         return function
     return getattr(declarations, name)(**arguments)(function)

@@ -143,15 +143,19 @@ def _check_parameters(
     name = name_of(function)
     if not inspect.getdoc(function):
         raise ValueError(f"the tool {name} has no docstring; write one, which describes the tool to the policy")
-    for each in parameters.values():
-        if each.kind is each.KEYWORD_ONLY:
-            if each.default is each.empty and each.name not in (*args, OF_THE_ROW):
-                raise ValueError(f"the tool {name} wants {each.name!r}, behind its `*`; set it in `tool_args`")
-        elif each.kind is not each.POSITIONAL_OR_KEYWORD:
-            raise ValueError(f"the tool {name} takes {each.name!r} not by name; a policy names what it gives")
-        elif each.annotation is each.empty:
-            raise ValueError(f"the tool {name} does not say what {each.name!r} is; give it a type hint")
-    settable = [each.name for each in parameters.values() if each.kind is each.KEYWORD_ONLY and each.name != OF_THE_ROW]
+    for parameter in parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            if parameter.default is parameter.empty and parameter.name not in (*args, OF_THE_ROW):
+                raise ValueError(f"the tool {name} wants {parameter.name!r}, behind its `*`; set it in `tool_args`")
+        elif parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+            raise ValueError(f"the tool {name} takes {parameter.name!r} not by name; a policy names what it gives")
+        elif parameter.annotation is parameter.empty:
+            raise ValueError(f"the tool {name} does not say what {parameter.name!r} is; give it a type hint")
+    settable = [
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != OF_THE_ROW
+    ]
     for key in args:
         if key not in settable:
             what = f"{key!r} cannot be set by `tool_args` of the tool {name}"

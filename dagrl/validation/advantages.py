@@ -77,7 +77,6 @@ def check_advantage_in_graph(name: str, node: AdvantageNode, graph: Graph, findi
 
 
 def _check_rows_of_trajectory(place: Place, node: AdvantageNode, findings: Findings) -> None:
-    """Report what follows the order of a trajectory's tokens, which its rows do not tell."""
     what = None
     if node.estimator == "gigpo":
         what = "it compares the turns of one conversation"

@@ -66,7 +66,7 @@ def _check_program(spec: AgentSpec, place: Place, folder: Path, findings: Findin
 
 
 def _check_environment(name: str, place: Place, folder: Path, findings: Findings) -> None:
-    """Report an environment of verifiers without package or module. Loading it may take long, so that is not tried."""
+    """Loading an environment of verifiers may take long, so that is not tried."""
     if find_spec("verifiers") is None:
         findings.error(place, "needs the package verifiers; pip install 'dagrl[verifiers]'", "missing-package")
         return

@@ -125,7 +125,6 @@ def _warn_of_long_samples(pipeline: Pipeline, sizes: Mapping[str, ModelSizes], f
 def _warn_of_long_rows(
     pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, ModelSizes], findings: Findings
 ) -> None:
-    """Warn of demonstrations, and of rows for another model than the policy, that are longer than the model reads."""
     for name, node in pipeline.packing_nodes.items():
         engine = str(node.engine)
         positions = sizes[engine].positions if engine in sizes else None

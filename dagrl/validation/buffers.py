@@ -38,7 +38,6 @@ def _check_options(pipeline: Pipeline, name: str, node: BufferNode, findings: Fi
 
 
 def _warn_of_uncorrected(pipeline: Pipeline, name: str, graph: Graph, findings: Findings) -> None:
-    """Warn of updates that weigh returned samples as if their own weights had sampled them."""
     wrong = [
         update
         for update, node in pipeline.nodes.items()

@@ -38,14 +38,13 @@ def _check_rejections(spec: RolloutCorrectionSpec, place: Place, findings: Findi
             message = f"gives {len(given)} bounds for {count} criteria (rollout_rs); give one for each, in their order"
             findings.error((*place, option), message, "missing-threshold")
             return
-    for each in spec.rejections:
-        lower = 1 / each.upper if each.lower is None else each.lower
-        if each.criterion not in ratios and each.lower is not None:
-            message = f"`{each.criterion}` is a divergence, which is best at 0"
+    for rejection in spec.rejections:
+        lower = 1 / rejection.upper if rejection.lower is None else rejection.lower
+        if rejection.criterion not in ratios and rejection.lower is not None:
+            message = f"`{rejection.criterion}` is a divergence, which is best at 0"
             message = f"{message}; write null in its place" if count > 1 else removal(message)
             findings.error((*place, "rollout_rs_threshold_lower"), message, "option-without-effect")
-        elif each.criterion in ratios and not lower < 1 < each.upper:
-            message = (
-                f"`{each.criterion}` is best at 1, not between {lower:g} and {each.upper:g}; choose bounds around 1"
-            )
+        elif rejection.criterion in ratios and not lower < 1 < rejection.upper:
+            fact = f"`{rejection.criterion}` is best at 1, not between {lower:g} and {rejection.upper:g}"
+            message = f"{fact}; choose bounds around 1"
             findings.error((*place, "rollout_rs_threshold"), message, "bounds-not-around-1")

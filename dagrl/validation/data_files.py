@@ -64,7 +64,7 @@ def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, find
             spec,
             pipeline.response_columns(validation=kind == "val"),
             pipeline.needs_answers(validation=kind == "val"),
-            tuple(each for each in readers if each.sources is None or (name or kind) in each.sources),
+            tuple(reader for reader in readers if reader.sources is None or (name or kind) in reader.sources),
             pipeline.data.image_key,
             pipeline.data.ordering.by if kind == "train" else None,
         )
@@ -89,7 +89,7 @@ def _check_source(
     share: float,
     findings: Findings,
 ) -> int | None:
-    """The rows of a source's files; None if one of them is wrong, or there are none."""
+    """Return the rows of a source's files; None if one of them is wrong, or there are none."""
     right = [_check_rows(file, place, wanted, share, findings) for file in dict.fromkeys((*files[:1], *files[-1:]))]
     # Types of JSON are those of its rows.
     others = (file for file in files[1:-1] if file.kind != "json")
@@ -124,7 +124,7 @@ def _files(spec: SourceSpec, place: Place, findings: Findings) -> list[PromptFil
 
 
 def _check_hub(spec: SourceSpec, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
-    """The rows of a data set of the Hub, as far as they are known; the rest is checked when it is read."""
+    """Return the rows of a data set of the Hub, as far as they are known; the rest is checked when it is read."""
     from dagrl.data.sources.source import builder_of
 
     try:
@@ -180,7 +180,6 @@ class _Wanted:
 
 
 def _check_rows(file: PromptFile, place: Place, wanted: _Wanted, share: float, findings: Findings) -> bool:
-    """Whether a run can use the columns of a file, and with a `share` its first rows."""
     import pyarrow as pa
 
     warnings: list[str] = []
@@ -239,8 +238,10 @@ def _add_answer_problem(
     what: Flaw, found: RowFaults, readers: tuple[AnswerReader, ...], problems: list[str], warnings: list[str]
 ) -> None:
     """The effect of null or empty answers on the nodes that read them."""
-    strict = [each.name for each in readers if (each.needs_all if what.kind == "no answer" else each.refuses_blanks)]
-    names = listed(strict or [each.name for each in readers])
+    strict = [
+        reader.name for reader in readers if (reader.needs_all if what.kind == "no answer" else reader.refuses_blanks)
+    ]
+    names = listed(strict or [reader.name for reader in readers])
     if strict:
         problems.append(f"{found.sentence(what)}, which {names} cannot score; remove such rows")
     elif found.everywhere(what):

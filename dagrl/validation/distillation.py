@@ -78,7 +78,6 @@ def _reads_others(graph: Graph, teacher: str) -> bool:
 
 
 def _check_readers(node: GraphNode, graph: Graph, findings: Findings) -> None:
-    """Report log-probs that some rows lack, and that a node reads of all rows or with another teacher's mask."""
     if node.spec is None or isinstance(node.spec, MergeNode):
         return
     mask = next((wire for wire in node.inputs.values() if _own_name(wire, graph) == "teacher_mask"), None)
@@ -140,7 +139,6 @@ def _own_name(wire: Wire, graph: Graph) -> str:
 
 
 def _check_kinds(name: str, node: GraphNode, graph: Graph, findings: Findings) -> None:
-    """Report columns of a merge that hold no numbers of tokens, or are of another kind than what it writes."""
     assert isinstance(node.spec, MergeNode)
     known = [_own_name(node.inputs[column], graph) for column in node.spec.columns]
     first = next((own for own in (node.contract.writes[0], *known) if own in CORE_COLUMNS), None)
@@ -177,7 +175,6 @@ def _check_advantage(pipeline: Pipeline, place: Place, node: AdvantageNode, find
 
 
 def _check_candidates(name: str, wire: Wire, graph: Graph, findings: Findings) -> None:
-    """Report a column whose values are no token ids for each place."""
     column = CORE_COLUMNS.get(_own_name(wire, graph))
     if column is not None and (column.shape, column.dtype) != (Shape.TOPK, "int32"):
         message = f"`{wire.column}` is {column.dtype} {column.shape.value}"

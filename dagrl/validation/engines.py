@@ -127,7 +127,7 @@ def _check_moving_average(pipeline: Pipeline, name: str, original: str, findings
         message = removal(f"no node trains `{original}`, so the average would be its start weights")
         findings.error(place, message, "average-of-nothing", depends_on=[("nodes",)])
     others = (each for each, spec in pipeline.engines.items() if spec.frozen_copy_of == original)
-    first = next(each for each in others if pipeline.engines[each].moving_average is not None)
+    first = next(other for other in others if pipeline.engines[other].moving_average is not None)
     if first != name:
         message = removal(
             f"`{first}` is the moving average of `{original}`, which has one; use that engine in the nodes"

@@ -54,7 +54,6 @@ def _is_blind(pipeline: Pipeline, engine: str) -> str:
 
 
 def _check_judges(pipeline: Pipeline, findings: Findings) -> None:
-    """Report judges that are to see images where there are none, or with a model that reads text."""
     for name, node in pipeline.nodes.items():
         if not isinstance(node, JudgeNode) or not node.images:
             continue

@@ -136,7 +136,6 @@ def _check_tensors(
     reader: WeightReader,
     stored: _Tensors,
 ) -> None:
-    """Refuse the first tensor that is missing, wrong or left over for that reader."""
     layers = 1 + max((layer for name in stored if (layer := layer_of(name)) is not None), default=-1)
     if not reader.strict and reader.head == "reward" and not layers:
         return  # Transformers accepts classifiers by other names.

@@ -72,7 +72,6 @@ def _check_reward(
 
 
 def _check_values(where: Place, name: str, args: dict[str, object], findings: Findings) -> None:
-    """Report args of a built-in reward with values that it does not take."""
     hints = get_type_hints(load_function(name), include_extras=True)
     fields: dict[str, Any] = {key: (hints[key], ...) for key in args}
     try:

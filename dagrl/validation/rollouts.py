@@ -57,7 +57,6 @@ def check_rollouts_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings
 
 
 def _check_prompts_begun(pipeline: Pipeline, name: str, node: RolloutNode, findings: Findings, *, alone: bool) -> None:
-    """`alone`: the pipeline has no other rollout."""
     place: Place = ("nodes", name)
     needed, begun = prompts_per_round(pipeline), node.over_sampling_batch_size
     if begun is not None and begun <= needed:
@@ -94,7 +93,6 @@ def _check_tools(name: str, node: RolloutNode, folder: Path, findings: Findings)
 
 
 def _check_servers(place: Place, node: RolloutNode, folder: Path, findings: Findings) -> None:
-    """Report MCP servers that cannot be started."""
     for name, spec in node.mcp_servers.items():
         where: Place = (*place, "mcp_servers", name)
         if find_spec("mcp") is None:
@@ -128,7 +126,6 @@ def _check_tool_format(pipeline: Pipeline, name: str, node: RolloutNode, folder:
 
 
 def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
-    """Report tools, an environment or an agent that cannot be used, and options that contradict them."""
     place: Place = ("nodes", name)
     if node.agent is not None:
         check_agent_of(pipeline, name, node, folder, findings)
@@ -148,7 +145,6 @@ def _check_turns(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path,
 
 
 def _check_same_tools(pipeline: Pipeline, name: str, findings: Findings, *, reads_source: bool) -> None:
-    """The data set's prompts describe the tools of one rollout."""
     leading = pipeline.leading_rollout
     tools_of = {rollout: (*node.tools, *node.mcp_servers) for rollout, node in pipeline.rollouts.items()}
     described = tools_of[leading]
@@ -159,7 +155,6 @@ def _check_same_tools(pipeline: Pipeline, name: str, findings: Findings, *, read
 
 
 def _check_others_wait(rollout: str, graph: Graph, findings: Findings) -> None:
-    """Nodes that do not wait for the rollout would work on prompts that it leaves out."""
     for name in graph.in_rounds or graph.nodes:
         if name != rollout and graph.ancestors(name) == {PROMPTS_NODE}:
             message = (
@@ -169,7 +164,6 @@ def _check_others_wait(rollout: str, graph: Graph, findings: Findings) -> None:
 
 
 def _check_several(pipeline: Pipeline, name: str, node: RolloutNode, graph: Graph, findings: Findings) -> None:
-    """Rollouts share the rows of a batch: as many for each prompt as the leading one samples."""
     leading, rollouts = pipeline.leading_rollout, pipeline.rollouts
     behind = next((other for other in rollouts if other in graph.ancestors(name)), None)
     if behind and node.n > 1:

@@ -55,7 +55,6 @@ def _check_trackers(pipeline: Pipeline, folder: Path, findings: Findings) -> Non
 
 
 def _check_best_metric(pipeline: Pipeline, findings: Findings) -> None:
-    """Report an ``@k`` metric that no validation set has. Each checkpoint reports any other that is not measured."""
     best = pipeline.run.keep_best
     parts = best and re.fullmatch(r"val/(?P<place>.+/)?(?P<kind>[a-z]+@\d+)", best.metric)
     if best is None or not parts or not pipeline.rollouts or pipeline.run.validate_every is None:

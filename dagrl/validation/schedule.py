@@ -37,7 +37,6 @@ def check_schedule(pipeline: Pipeline, graph: Graph | None, findings: Findings) 
 
 
 def _warn_of_no_effect(pipeline: Pipeline, findings: Findings) -> None:
-    """Warn of options that only matter where samples may be of older weights."""
     schedule = pipeline.schedule
     if schedule.in_flight_weight_update:
         message = removal("has no effect with max_staleness 0, where no rollout runs beside an update", "raise that")

@@ -83,7 +83,6 @@ def _check_servers(
 
 
 def _check_outputs(place: Place, node: LogprobNode, findings: Findings) -> None:
-    """Report outputs that servers or endpoints do not have."""
     who = "an endpoint" if node.endpoint else "a server"
     for option, given in (("candidates", node.candidates), ("statistics", node.statistics)):
         if given:
@@ -95,7 +94,6 @@ def _check_outputs(place: Place, node: LogprobNode, findings: Findings) -> None:
 
 
 def _check_samples(pipeline: Pipeline, graph: Graph | None, name: str, key: str, findings: Findings) -> None:
-    """Report samples whose log-probs neither servers nor endpoints compute as the trainer does."""
     place: Place = ("nodes", name, key)
     if pipeline.data.image_key is not None:
         message = "log-probs of prompts with images come from the trainer's backend only; name an engine of megatron"

@@ -8,7 +8,6 @@ from dagrl.config.schema import FilterNode, Pipeline, RewardNode, TrainSourceSpe
 
 
 def _check_names(pipeline: Pipeline, findings: Findings) -> None:
-    """Report `by_source` of nodes that names no source, and sources without a reward."""
     data = pipeline.data
     sampled = {} if pipeline.is_offline else data.sources
     validated = data.val_sets if pipeline.run.validates else {}

@@ -97,7 +97,7 @@ def _longest_response(pipeline: Pipeline, name: str, graph: Graph) -> int:
     sampled_by = graph.sampled_by(name)
     if sampled_by is None:
         return pipeline.data.max_response_tokens or 0
-    return max(each.max_new_tokens for each in pipeline.samplings(sampled_by, validated=False).values())
+    return max(sampling.max_new_tokens for sampling in pipeline.samplings(sampled_by, validated=False).values())
 
 
 def _given(node: TellNode) -> list[str]:

@@ -93,7 +93,6 @@ def check_training_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings
 
 
 def _check_policy_of_old(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
-    """Warn of old log-probs that another model than the policy computes, such as a teacher."""
     for name, node in graph.nodes.items():
         wire = node.inputs.get("old_logprob")
         source = graph.nodes[graph.origin(wire).node] if wire else None
@@ -108,7 +107,6 @@ def _check_policy_of_old(pipeline: Pipeline, graph: Graph, findings: Findings) -
 
 
 def _check_own(place: Place, node: AdvantageNode | CustomNode | UpdateNode, folder: Path, findings: Findings) -> None:
-    """Report a function of the user that does not take the node's args."""
     if node.user_function is None:
         return
     key, name = node.user_function

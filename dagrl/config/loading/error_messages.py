@@ -92,7 +92,7 @@ def _fault(place: Place, several: list[ErrorDetails], tree: Tree) -> Fault:
             own = _OWN if "custom" in tags else ""
             remedy = suggest(str(value), [tag for tag in tags if tag != "custom"])
             return Fault(place, f"unknown-{key}", f"there is no {key} {shown(value)}{own}; {remedy}")
-        case "literal_error" if all(each["type"] in _NO_OPTION for each in several) and not isinstance(
+        case "literal_error" if all(item["type"] in _NO_OPTION for item in several) and not isinstance(
             details["input"], dict
         ):
             options = [option.strip(" '") for option in details["ctx"]["expected"].replace(" or ", ",").split(",")]
@@ -106,7 +106,7 @@ def _fault(place: Place, several: list[ErrorDetails], tree: Tree) -> Fault:
         case "value_error":
             # Of a default, where the value is missing.
             return Fault(place, "missing-key" if value is None else "invalid-value", str(details["ctx"]["error"]))
-    wanted = " or ".join(dict.fromkeys(_wanted(each) for each in several)).replace(" or be ", " or ")
+    wanted = " or ".join(dict.fromkeys(_wanted(item) for item in several)).replace(" or be ", " or ")
     return Fault(place, "invalid-value", f"got {shown(value)}; it must {wanted}")
 
 
@@ -216,4 +216,4 @@ def _has_tag(kind: object, value: Tree) -> bool:
     fields = kind.model_fields if _is_section(kind) else {}
     tags = [get_args(fields[key].annotation) for key in ("backend", "op") if key in fields]
     given = value.get("backend", value.get("op"))
-    return any(given in each or (not each and ":" in str(given)) for each in tags)
+    return any(given in tag or (not tag and ":" in str(given)) for tag in tags)

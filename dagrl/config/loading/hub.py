@@ -72,9 +72,9 @@ def download(pipeline: Pipeline) -> bool:
     """
     models = [pipeline.model, *(engine.model for engine in pipeline.engines.values() if engine.model)]
     named = [found for model in models if model.hub and (found := hub_model(model.hub))]
-    for each in dict.fromkeys(named):
+    for name in dict.fromkeys(named):
         try:
-            _fetch(each, _WEIGHTS)
+            _fetch(name, _WEIGHTS)
         except _UnreachableError as error:
             raise HubError(f"{error}; connect this machine, or copy the cache of another one") from error
     return bool(named)

@@ -242,7 +242,7 @@ def _rows_of(train: object) -> int | None:
     """The rows of all sources; None if a file is missing or wrong, which `dagrl.validate` reports."""
     several = train.values() if isinstance(train, dict) and not is_one_source(train) else [train]
     try:
-        specs = [TrainSourceSpec.model_validate(each if isinstance(each, dict) else {"path": each}) for each in several]
+        specs = [TrainSourceSpec.model_validate(item if isinstance(item, dict) else {"path": item}) for item in several]
         rows = sum(count_rows(file) for spec in specs for file in files_of(spec))
     except (OSError, ValueError):
         return None
@@ -269,7 +269,7 @@ def _resolve_paths(document: Document, positions: Positions, pipeline: Path) -> 
     for name, engine in _sections(tree, "engines").items():
         spec = engine_sections().get(str(engine.get("backend")), EngineSpec)
         engines += [("engines", name, *place) for place in _path_fields(spec)]
-    sources = [each for key in ("train", "val") for each in _source_paths(tree, ("data", key))]
+    sources = [place for key in ("train", "val") for place in _source_paths(tree, ("data", key))]
     for place in (*_PATHS, *sources, *engines):
         holder: Any = value_at(tree, place[:-1])
         value, of_data = value_at(tree, place) if isinstance(holder, dict | list) else None, place[0] == "data"

@@ -201,7 +201,7 @@ def _named_by(path: Path, spec: SourceSpec) -> list[Path]:
             raise ValueError(f"{path} is no regular file; give a file with prompts")
         return [path]
     # Names of folders that exist are no patterns.
-    base = next(each for each in path.parents if each.is_dir())
+    base = next(parent for parent in path.parents if parent.is_dir())
     pattern = str(path.relative_to(base))
     if glob.has_magic(pattern):
         # Unlike `Path.glob`, it skips hidden files.
@@ -228,7 +228,7 @@ def _in_folder(folder: Path, spec: SourceSpec) -> list[Path]:
             raise ValueError(f"{folder} has no split `{split}`; {suggest(split, splits)}")
         folder = folder / split
     if shards := _listed_in(folder / "state.json", "_data_files"):
-        return [folder / each["filename"] for each in shards]
+        return [folder / shard["filename"] for shard in shards]
     names = sorted(each.name for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))
     for endings in ENDINGS:
         if ours := [name for name in names if name.endswith(endings)]:

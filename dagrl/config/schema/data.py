@@ -189,7 +189,7 @@ class DataSpec(Section):
     @classmethod
     def _check_weights(cls, train: object) -> object:
         sources = list(train.values()) if isinstance(train, dict) else [train]
-        if all(isinstance(each, TrainSourceSpec) and not each.weight for each in sources):
+        if all(isinstance(source, TrainSourceSpec) and not source.weight for source in sources):
             raise ValueError("each source has the weight 0; give one of them a weight above 0")
         return train
 

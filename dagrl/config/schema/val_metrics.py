@@ -24,7 +24,7 @@ class Vote:
 def vote_of(pipeline: Pipeline) -> Vote | None:
     """``data.val_vote``, or else the first reward that extracts an answer."""
     nodes = [node for node in pipeline.nodes.values() if isinstance(node, RewardNode)]
-    rewards = [each for node in nodes for each in node.functions.values() if each.fn in VOTES]
+    rewards = [function for node in nodes for function in node.functions.values() if function.fn in VOTES]
     named = pipeline.data.val_vote
     if named is None:
         return Vote(rewards[0].fn, rewards[0].args) if rewards else None

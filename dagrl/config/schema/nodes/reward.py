@@ -59,7 +59,7 @@ class RewardNode(NodeBase):
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads: tuple[str, ...] = ("prompt_tokens", "response_tokens", "answer", "data_source", "extra_info")
-        used = {each.fn for each in self.functions.values()}
+        used = {function.fn for function in self.functions.values()}
         optional = (*TURN_COLUMNS, "finish_reason", *(("agent_reward",) if used - {"environment"} else ()))
         needed = {"environment": "token_reward", "agent": "agent_reward"}
         reads += tuple(column for fn, column in needed.items() if fn in used)
@@ -68,7 +68,7 @@ class RewardNode(NodeBase):
 
     def _writes(self) -> tuple[str, ...]:
         """A function of the user's own may return further numbers, which `samples` shows beside ``reward``."""
-        own = any(":" in each.fn for each in self.functions.values())
+        own = any(":" in function.fn for function in self.functions.values())
         shown = own and not isinstance(self.write, str) and self.written_as("reward") == "reward"
         return ("reward", "reward_info") if shown else ("reward",)
 

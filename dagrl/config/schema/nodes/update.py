@@ -223,7 +223,7 @@ class RolloutCorrectionSpec(Section):
     def rejections(self) -> tuple[Rejection, ...]:
         """The criteria with their bounds. Validation checks that there are as many, and that each has an upper one."""
         criteria, given = self.criteria, (self.rollout_rs_threshold, self.rollout_rs_threshold_lower)
-        uppers, lowers = (each if isinstance(each, list) else [each] * len(criteria) for each in given)
+        uppers, lowers = (value if isinstance(value, list) else [value] * len(criteria) for value in given)
         return tuple(
             Rejection(criterion, upper, lower)
             for criterion, upper, lower in zip(criteria, uppers, lowers, strict=True)
