@@ -16,7 +16,7 @@ from torch.nn.functional import silu
 from workload import Workload
 
 from dagrl.backends.megatron.engine.hf_weights import load_hf_weights
-from dagrl.backends.megatron.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.section import padded_vocab_size
 from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.schema import ModelSpec
 from dagrl.model_files.library_model import load_hf_config

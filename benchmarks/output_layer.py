@@ -24,8 +24,7 @@ from pathlib import Path
 import torch
 
 from dagrl.algorithms.losses import PolicyTokens, ppo_clip
-from dagrl.backends.megatron.engine.linear_loss import linear_loss
-from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import linear_loss, linear_token_logprobs, token_logprobs
 from dagrl.backends.megatron.engine.token_statistics import CHUNK_ELEMENTS, TokenScores, VocabColumns
 
 MIB = 2**20

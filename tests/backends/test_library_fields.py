@@ -49,7 +49,7 @@ def test_megatron(table):
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer import MLATransformerConfig
 
-    from dagrl.backends.megatron.engine.fields import _value
+    from dagrl.backends.megatron.engine.config import _value
 
     classes = dict(
         zip(

@@ -91,7 +91,6 @@ class Family:
         return ConfigFields(dict(flat_config(config)), config_class(self.model_type).defaults)
 
     def attention(self, config: ConfigFields) -> Attention:
-        """Return the attention of a layer."""
         return self.grouped_query_attention(config)
 
     def grouped_query_attention(
@@ -104,7 +103,6 @@ class Family:
         return kind(hidden, heads, groups, head_dim, **options)
 
     def latent_attention(self, config: ConfigFields) -> LatentAttention:
-        """Return latent attention under the usual names of its sizes."""
         return LatentAttention(
             hidden=config.size("hidden_size"),
             heads=config.size("num_attention_heads"),
@@ -116,11 +114,9 @@ class Family:
         )
 
     def mlp(self, config: ConfigFields) -> GatedMlp:
-        """Return the MLP of a layer without experts."""
         return GatedMlp(config.size("hidden_size"), config.size("intermediate_size"))
 
     def experts(self, config: ConfigFields) -> GatedExperts | None:
-        """Return the experts of a mixture; None for dense models."""
         return self.gated_experts(config) if self.expert_count else None
 
     def gated_experts(
@@ -136,11 +132,9 @@ class Family:
         )
 
     def mixture_layers(self, config: ConfigFields) -> tuple[bool, ...]:
-        """Say of each layer of a mixture whether it has experts."""
         return (True,) * config.size("num_hidden_layers")
 
     def vision(self, config: ConfigFields) -> VisionTower | None:
-        """Return the vision tower; None for models of text."""
         return None
 
     def shape(self, config: ConfigFields) -> ModelShape:

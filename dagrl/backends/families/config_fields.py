@@ -42,9 +42,9 @@ class ConfigFields(ChainMap[str, Any]):
         return value if is_size(value) else None
 
 
-def is_size(value: Any) -> TypeIs[int]:
+def is_size(value: object) -> TypeIs[int]:
     """Whether a value is a whole number above 0."""
-    return is_whole(value) and value > 0
+    return isinstance(value, int) and is_whole(value) and value > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +58,18 @@ class Range:
 
 
 def whole(low: int, high: int, *, nullable: bool = True) -> Range:
-    """Whole numbers between two bounds."""
     return Range(
         f"a whole number from {low} to {high}", lambda value: is_whole(value) and low <= value <= high, nullable
     )
 
 
 def number(words: str, holds: Callable[[float], bool], *, nullable: bool = True) -> Range:
-    """Finite numbers that pass a test."""
     return Range(words, lambda value: _is_number(value) and math.isfinite(value) and holds(value), nullable)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeIs[float]:
     # The bound: a larger whole number has no float.
-    return isinstance(value, float) or (is_whole(value) and abs(value) < 10**300)
+    return isinstance(value, float) or (isinstance(value, int) and is_whole(value) and abs(value) < 10**300)
 
 
 # The bounds are far above any model that has been trained, and far below what a run, or a plan, would not survive.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """Operations of a forward pass."""
+    """Operations of a model's passes."""
 
     per_token: int
     """Operations of all layers' matrices on one token."""
@@ -36,19 +36,13 @@ class ModelFlops:
     """Operations of the head on one position."""
 
     def forward(self, lengths: np.ndarray, predictions: int) -> int:
-        """Count a forward pass over rows of `lengths` tokens (int64 [rows]).
-
-        `predictions` of their positions reach the head.
-        """
+        """Count a forward pass over rows of `lengths` tokens (int64 [rows]), `predictions` of which reach the head."""
         tokens = int(lengths.sum())
         squares = sum(length * length for length in lengths.tolist())
         return self.per_token * tokens + self.per_pair * squares // 2 + self.per_prediction * predictions
 
     def train(self, lengths: np.ndarray, predictions: int, *, frozen: bool = False) -> int:
-        """Count a forward and a backward pass: each product has two in the backward pass, one for each factor.
-
-        With `frozen` matrices only attention has both. Low-rank adapters do not count.
-        """
+        """Count a forward and a backward pass, which has two products for each, or one with `frozen` matrices."""
         if not frozen:
             return 3 * self.forward(lengths, predictions)
         return 2 * self.forward(lengths, predictions) + replace(self, per_token=0, per_prediction=0).forward(lengths, 0)

@@ -14,11 +14,7 @@ class Gemma3Text(Gemma2):
 
     model_type = "gemma3_text"
     rope_kinds = ("default", "linear")
-    required = {
-        **Gemma2.required,
-        "attn_logit_softcapping": (None,),
-        "final_logit_softcapping": (None,),
-    }
+    required = {**Gemma2.required, "attn_logit_softcapping": (None,), "final_logit_softcapping": (None,)}
 
     def attention(self, config: ConfigFields) -> Attention:
         return self.grouped_query_attention(config, qk_norm=True, post_norm=POST_ATTENTION_NORM)

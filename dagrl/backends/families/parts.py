@@ -44,7 +44,6 @@ class GroupedQueryAttention:
 
     @property
     def cache_values_per_token(self) -> int:
-        """Keys and values."""
         return 2 * self.key_value_heads * self.head_dim
 
     def tensors(self) -> Tensors:
@@ -298,7 +297,6 @@ def _norm(megatron: str, hf: str, size: int, *, biased: bool = False) -> Tensors
 
 
 def _gated(megatron: str, block: str, projections: Sequence[str], hidden: int, width: int) -> Tensors:
-    """Tensors of an MLP whose last projection is down, and the others up."""
     *up, down = (f"{block}.{name}.weight" for name in projections)
     return (
         MappedTensor(megatron.format(1), tuple(up), ((width, hidden),) * len(up), Parallel(dim=0)),

@@ -52,7 +52,6 @@ def family_named(model_type: object) -> Family:
 
 
 def unknown_family(model_type: str) -> str:
-    """Return the message for a model that the Megatron backend has no family for."""
     return f"the megatron engine has no model type {model_type!r}; {suggest(model_type, family_names())}"
 
 
@@ -61,10 +60,7 @@ def family_names() -> list[str]:
 
 
 def shape_of(config: HfConfig) -> ModelShape:
-    """Return the shape that a Hugging Face config describes.
-
-    ValueError for an unknown family, or a size that neither the config nor its class says.
-    """
+    """Return the shape that a Hugging Face config describes. ValueError for an unknown family, or a missing size."""
     family = family_named(config.get("model_type"))
     return family.shape(family.fields(config))
 
@@ -80,10 +76,7 @@ def engine_shape(pipeline: Pipeline, engine: str, shape: ModelShape) -> ModelSha
 
 
 def buildable(config: HfConfig) -> tuple[Family, ConfigFields]:
-    """Return the family and the fields of a config that the Megatron backend builds.
-
-    ValueError for an unknown family, and for a config that asks for more than the backend has.
-    """
+    """Return the family and the fields of a config. ValueError for one that the Megatron backend does not build."""
     family = find_family(config.get("model_type"))
     if family is None:
         raise ValueError(unknown_family(str(config.get("model_type"))))
@@ -111,5 +104,4 @@ def _built_in() -> dict[str, Family]:
 
 @cache
 def installed_families() -> dict[str, Family]:
-    """Return the families of installed packages, by model type."""
     return {point.name: point.load() for point in entry_points(group=ENTRY_POINTS)}

@@ -89,7 +89,6 @@ class ModelShape:
 
     @property
     def dense_width(self) -> int:
-        """Width of the MLP in layers without experts."""
         return self.mlp.width
 
     @property
@@ -122,16 +121,13 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model, each counted once."""
         layers = sum(self.layer(index).total for index in self.positions)
         tower = self.vision.parameters if self.vision else 0
         return self.embedding + layers + self.final_norm + self.output + tower
 
     @property
     def matrices(self) -> int:
-        """Parameters of the linear layers that tensor- and expert-parallel ranks share: all but norms, router,
-        compressing matrices, embedding and output layer.
-        """
+        """Parameters of the linear layers of all blocks that tensor- and expert-parallel ranks share."""
         layers = [self.layer(index) for index in self.positions]
         return sum(layer.attention + layer.mlp + layer.experts for layer in layers)
 

@@ -98,7 +98,6 @@ def sizes_of(config: HfConfig | None) -> ModelSizes:
 
 
 def _if_known[Answer](answer: Callable[[], Answer]) -> Answer | None:
-    """The answer, or None if the config lacks a size that it follows from."""
     try:
         return answer()
     except ValueError:

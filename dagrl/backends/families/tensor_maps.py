@@ -42,7 +42,6 @@ class MappedTensor:
 
     @property
     def numel(self) -> int:
-        """Elements of its Hugging Face tensors together."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     @property
@@ -52,7 +51,6 @@ class MappedTensor:
 
     @property
     def per_expert(self) -> bool:
-        """Whether each routed expert has one."""
         return "{expert}" in self.megatron
 
 
@@ -67,10 +65,7 @@ class TensorMap(Protocol):
         """Return the parameter of rank `part` of `parts`, made from the full Hugging Face tensors."""
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
-        """Pair parts of the full Hugging Face tensors with parts of the ranks' parameters (of one rank, if not split).
-
-        Every element of `full` is in exactly one piece.
-        """
+        """Pair parts of the full Hugging Face tensors with parts of the ranks' parameters, or of one if not split."""
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
         """Return the shape of `shard`, computed from the shapes of the full tensors."""
@@ -141,8 +136,7 @@ class GroupedQkv:
     """Query, key and value projections (weights or biases), interleaved by query group.
 
     Each group's queries are followed by its one key head and its one value head, and ranks hold equal slices of the
-    whole. Ranks beyond the number of groups hold parts of one: Megatron gathers the projections' results over them and
-    takes from those what a rank's query heads need (`megatron.core.transformer.attention`).
+    whole, also if there are more ranks than groups.
     """
 
     groups: int

@@ -38,7 +38,6 @@ def model_tensors(shape: ModelShape, padded_vocabulary: int, head: str = "lm") -
 
 
 def published_tensors(shape: ModelShape, head: str = "lm") -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of each tensor of a published checkpoint."""
     for tensor in model_tensors(shape, shape.vocabulary, head):
         yield from zip(tensor.hf, tensor.shapes, strict=True)
 

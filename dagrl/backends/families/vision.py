@@ -99,7 +99,7 @@ def mrope_positions(length: int, starts: np.ndarray, grids: np.ndarray) -> np.nd
     return positions
 
 
-def mrope_faults(config: HfConfig, sections: Any) -> Iterator[str]:
+def mrope_faults(config: HfConfig, sections: object) -> Iterator[str]:
     """Yield why `sections` have no frequencies for each of time, height and width of a position."""
     if not (isinstance(sections, list) and len(sections) == 3 and all(map(is_size, sections))):
         message = "rope_parameters has no mrope_section, three numbers of frequencies for time, height and width"
@@ -123,5 +123,4 @@ def tower_fields(model_type: str, config: ConfigFields) -> ConfigFields:
 
 
 def tower_sizes(fields: ConfigFields) -> dict[str, Any]:
-    """The sizes of a `VisionTower`, by its names."""
     return {name: fields.size(field) for name, field in _SIZES.items()}

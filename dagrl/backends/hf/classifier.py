@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -126,7 +126,6 @@ class HfClassifier:
 
 
 def _batches(lengths: Sequence[int], most_rows: int, most_tokens: int) -> Iterator[np.ndarray]:
-    """Indices of rows to score together, longest first, within both limits."""
     order = np.argsort(-np.array(lengths, dtype=np.int64), kind="stable")
     begin = 0
     while begin < len(order):
@@ -152,12 +151,16 @@ def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
     with model_imports(model):
         from transformers import AutoModelForSequenceClassification
 
-    options: dict[str, Any] = {"config": config, "local_files_only": True, "output_loading_info": True}
-    options |= {"trust_remote_code": False, "use_safetensors": True}
     assert model.path is not None
     try:
         built, report = AutoModelForSequenceClassification.from_pretrained(
-            model.path.expanduser(), dtype=_dtype(), **options
+            model.path.expanduser(),
+            config=config,
+            dtype=_dtype(),
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+            use_safetensors=True,
         )
     except (ValueError, OSError) as error:
         raise ValueError(f"cannot load a reward model from {model.path}: {error}") from error

@@ -87,11 +87,8 @@ def decode(
 def _prefill(
     model: PreTrainedModel, requests: Sequence[GenerationRequest], vision: ImageSettings | None
 ) -> tuple[DynamicCache, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The cache [R, ...], the logits after each prompt [R, V], which cache positions hold a token, bool [R, L], and the
-    position of the next token, int64 [R].
-
-    Equal prompts are computed once and their cache is repeated. The third result is None without padding, so that
-    attention needs no mask.
+    """The cache, the logits after each prompt [R, V], which cache positions hold a token, bool [R, L], or None if all
+    do, and the position of the next token, int64 [R]. Equal prompts are computed once.
     """
     from transformers import DynamicCache
 
@@ -149,12 +146,7 @@ def _forward(
 
 
 def _completions(
-    rows: torch.Tensor,
-    tokens: torch.Tensor,
-    logprobs: torch.Tensor,
-    length: int,
-    reason: str,
-    policy_version: int,
+    rows: torch.Tensor, tokens: torch.Tensor, logprobs: torch.Tensor, length: int, reason: str, policy_version: int
 ) -> Iterator[Completion]:
     ended_tokens = tokens[rows, :length].cpu().numpy()
     ended_logprobs = logprobs[rows, :length].cpu().numpy()

@@ -6,8 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dagrl.backends.backend import Backend, EngineStart, WeightReader
-from dagrl.backends.hf.costs import HfCosts
-from dagrl.backends.hf.memory import classifier_memory, generator_memory
+from dagrl.backends.hf.memory import HfCosts, classifier_memory, generator_memory
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.planning.memory import EngineMemory
 from dagrl.backends.planning.planned_engine import PlannedEngine

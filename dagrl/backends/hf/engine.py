@@ -76,9 +76,8 @@ class HfEngine:
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         """Sample one response per request, yielded as they finish; at most `max_batch_size` are decoded at once.
 
-        Calls from several threads are serialized. Prompt, seed and weights determine the tokens, whatever the batch,
-        and whether the response is sampled at once or continued, up to rounding: only a draw at the border between two
-        tokens can differ. Raises ValueError for an empty prompt, or one too long for ``max_new_tokens``.
+        Calls from several threads are serialized. Prompt, seed and weights determine the tokens, whatever the batch, up
+        to rounding. ValueError for an empty prompt, or one too long for ``max_new_tokens``.
         """
         self._weights.refuse_asleep()
         assert self.policy_version != NO_WEIGHTS, "generate before the first load_weights"
@@ -93,10 +92,7 @@ class HfEngine:
         self._aborts += 1
 
     def load_weights(self, buckets: Iterator[Bucket], version: int) -> None:
-        """Replace all weights and set the version.
-
-        Raises ValueError for unknown, duplicate or missing names and wrong shapes; the old weights are kept then.
-        """
+        """Replace all weights and set the version. ValueError if they do not fit; the old ones are kept then."""
         self._weights.refuse_asleep()
         replace_weights(self._model, (item for bucket in buckets for item in bucket))
         self.policy_version = version
@@ -116,9 +112,7 @@ class HfEngine:
     def _batches(
         self, requests: Sequence[GenerationRequest], alike: Mapping[SamplingSpec, Sequence[int]], aborts: int
     ) -> Iterator[Completion]:
-        """Decode batch after batch of requests with the same sampling, until an abort that is not among the first
-        `aborts`.
-        """
+        """Decode requests with the same sampling, batch after batch, until an abort beyond the first `aborts`."""
 
         def goes_on(sampled: int) -> bool:
             self.sampled_tokens += sampled

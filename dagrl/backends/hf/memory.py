@@ -1,9 +1,13 @@
-"""Memory of Hugging Face models inside a worker: generators and reward models."""
+"""Memory and seconds of Hugging Face models inside a worker: generators and reward models."""
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.hf.section import HfEngineSpec
+from dagrl.backends.planning.costs import EngineCosts
+from dagrl.backends.planning.decoding import Server
 from dagrl.backends.planning.memory import EngineMemory, Kind, memory_in_worker
 from dagrl.backends.planning.planned_engine import PlannedEngine, Workload
 from dagrl.config.schema import RewardModelNode
@@ -21,11 +25,7 @@ def generator_memory(shape: ModelShape, spec: HfEngineSpec, work: Workload, *, o
 
 
 def classifier_memory(engine: PlannedEngine[HfEngineSpec]) -> EngineMemory:
-    """Return the memory of a reward model: weights and a forward pass.
-
-    If its model type is unknown, only its weight files count. It has its own tokenizer, so the budget of its node
-    gives the number of tokens in a pass.
-    """
+    """Return the memory of a reward model: weights and a forward pass, whose tokens the budget of its node gives."""
     pipeline, on_gpu = engine.pipeline, engine.gpu is not None
     value = 2 if on_gpu else 4
     shape = _known_shape(engine)
@@ -44,10 +44,7 @@ def classifier_memory(engine: PlannedEngine[HfEngineSpec]) -> EngineMemory:
 
 
 def classifier_parameters(engine: PlannedEngine[HfEngineSpec]) -> int:
-    """Count the parameters without an output layer for words: by the weight files if the shape is unknown.
-
-    ValueError if there is neither a known shape nor a folder.
-    """
+    """Count the parameters without an output layer for words: by the weight files if the shape is unknown."""
     shape = _known_shape(engine)
     if shape is not None:
         return shape.parameters - shape.output
@@ -63,3 +60,19 @@ def _known_shape(engine: PlannedEngine[HfEngineSpec]) -> ModelShape | None:
         return engine.shape
     except ValueError:
         return None
+
+
+class HfCosts(EngineCosts):
+    """Seconds of a generator or a reward model."""
+
+    engine: PlannedEngine[HfEngineSpec]
+
+    @cached_property
+    def parameters(self) -> float:
+        """Parameters of the whole model; a reward model has no output layer for words."""
+        return classifier_parameters(self.engine) if self.engine.spec.head == "reward" else super().parameters
+
+    @cached_property
+    def server(self) -> Server:
+        size = self.engine.spec.max_batch_size
+        return Server(self.engine.shape, self.device, running=size, shares_prompts=False, in_process=True)

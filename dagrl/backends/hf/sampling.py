@@ -47,9 +47,8 @@ def sample_tokens(
 def restrict(probabilities: torch.Tensor, sampling: SamplingSpec) -> torch.Tensor:
     """`probabilities` [R, V] with those outside top-k, then top-p, then min-p, set to 0, without rescaling.
 
-    Top-k keeps exactly k tokens (all if -1), lower ids first among equals. Top-p keeps the smallest set of the
-    likeliest tokens with at least `top_p` of the remaining probability, at least one token. Min-p keeps tokens at least
-    `min_p` times as likely as the likeliest.
+    Top-k keeps exactly k tokens (all if -1), lower ids first among equals; top-p the smallest set of the likeliest with
+    at least `top_p` of the remaining probability; min-p those at least `min_p` times as likely as the likeliest.
     """
     limits_k = 0 < sampling.top_k < probabilities.shape[-1]
     if limits_k or sampling.top_p < 1:

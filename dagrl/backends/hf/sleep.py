@@ -17,9 +17,7 @@ class SleepingWeights:
     def __init__(
         self, parameters: Callable[[], Iterable[torch.Tensor]], *, keep: bool, gib_used_by_others: float
     ) -> None:
-        """`keep`: offload to the host instead of dropping. `gib_used_by_others`: device memory in use before
-        loading.
-        """
+        """`keep`: offload to the host instead of dropping. `gib_used_by_others`: in use before loading."""
         self._part = OffloadableStorages(lambda: storages_of(parameters()), keep=keep, rests_away=False)
         self._gib_used_by_others = gib_used_by_others
         self.asleep = False

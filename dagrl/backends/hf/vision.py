@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ class SeenInputs:
     """Embeddings [R, L, hidden]."""
     positions: torch.Tensor
     """Positions, int64 [3, R, L]."""
-    added: dict[str, Any]
+    added: dict[str, torch.Tensor | list[torch.Tensor]]
     """Arguments of the language model: which tokens stand for images, and what its first layers add to them."""
 
 
@@ -35,10 +35,8 @@ def seen_inputs(
 ) -> SeenInputs:
     """Inputs for `requests`, whose tokens `ids` [R, L] end alike.
 
-    Only tokens of prompts and observations stand for images; a response may sample the same token, which is text there.
-    Raises ValueError if a prompt has other image tokens than its images take.
+    Image tokens in responses are text. ValueError if a prompt has other image tokens than its images take.
     """
-    inner: Any = model.model
     embedded = model.get_input_embeddings()(ids)
     positions = np.zeros((3, *ids.shape), dtype=np.int64)
     images: list[np.ndarray] = []
@@ -53,11 +51,11 @@ def seen_inputs(
         positions[:, row, first:] = prompt.positions(length)
         places.append(row * ids.shape[1] + first + prompt.places)
         images += request.images
-    added: dict[str, Any] = {}
+    added: dict[str, torch.Tensor | list[torch.Tensor]] = {}
     if images:
         pixels, grids = patches(images, settings, embedded.device, embedded.dtype)
         where = torch.from_numpy(np.concatenate(places)).to(embedded.device)
-        features = tower_output(inner.visual, pixels, grids).to(embedded.dtype)
+        features = tower_output(model.model.visual, pixels, grids).to(embedded.dtype)
         embedded = embedded.flatten(0, 1).index_copy(0, where, features[0]).view_as(embedded)
         if len(features) > 1:
             seen = torch.zeros(ids.numel(), dtype=torch.bool, device=ids.device).index_fill(0, where, value=True)
@@ -66,16 +64,12 @@ def seen_inputs(
 
 
 @contextmanager
-def adding(model: PreTrainedModel, added: dict[str, Any]) -> Iterator[None]:
-    """Context in which the language model within `model` is called with the arguments `added`, too.
-
-    The whole model takes no such arguments beside embeddings.
-    """
-    inner: Any = model.model
+def adding(model: PreTrainedModel, added: Mapping[str, object]) -> Iterator[None]:
+    """Context in which the language model within `model` is called with the arguments `added`, too."""
     if not added:
         yield
         return
-    hook = inner.language_model.register_forward_pre_hook(
+    hook = model.model.language_model.register_forward_pre_hook(
         lambda module, args, kwargs: (args, {**kwargs, **added}), with_kwargs=True
     )
     try:

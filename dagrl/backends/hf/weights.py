@@ -15,9 +15,8 @@ _NAMES_SHOWN = 5
 def replace_weights(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Copy `tensors`, by the names of published checkpoints, into the model, whose dtype and device stay.
 
-    Tied tensors may be given under any of their names; under several they must be equal. Raises ValueError for unknown,
-    duplicate or missing names and wrong shapes; the model is then unchanged, also if `tensors` raises. So all tensors
-    are held in memory until the last has arrived.
+    Tied tensors may be given under any of their names; under several they must be equal. ValueError for unknown,
+    duplicate or missing names and wrong shapes; the model is then unchanged.
     """
     names: Counter[str] = Counter()
     given: dict[str, torch.Tensor] = {}

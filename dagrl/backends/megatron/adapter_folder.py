@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dagrl.backends.families.tensor_maps import MappedTensor
-from dagrl.backends.megatron.lora import Adapter, Layer, LoraSpec, adapters, layer_name
+from dagrl.backends.megatron.lora import Adapter, LoraSpec, adapters, layer_name
 from dagrl.model_files.hf_config import read_json
 from dagrl.model_files.safetensors_header import FLOATING, HeaderEntry, read_bytes, read_header
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Beginning of PEFT's names of tensors."""
-_PLAIN: dict[str, tuple[Any, ...]] = {
+_PLAIN: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": (None, "none"),
     **dict.fromkeys(("use_dora", "use_rslora", "use_qalora", "fan_in_fan_out", "lora_bias"), (None, False)),
@@ -49,8 +49,8 @@ def adapter_faults(lora: LoraSpec, tensors: Sequence[MappedTensor] | None) -> It
         yield key, f"the adapters of {folder} have {option}: {config.get(option)}; write `{key}: {config.get(option)}`"
     if tensors is None or others:
         return
-    found = list(adapters(tensors, lora))
-    wanted = {name: shape for each in found for name, shape in _published(each)}
+    added = list(adapters(tensors, lora))
+    wanted = {name: shape for adapter in added for name, shape in _published(adapter)}
     if wanted.keys() != header.keys():
         yield _other_names(folder, tensors, lora, wanted, header)
         return
@@ -59,11 +59,10 @@ def adapter_faults(lora: LoraSpec, tensors: Sequence[MappedTensor] | None) -> It
             fault = f"is {entry.dtype} {list(entry.shape)}, and the model needs {list(wanted[name])}"
             yield "path", f"{folder / WEIGHTS}: tensor {name!r} {fault}; take the adapters of this model"
             return
-    yield from _different_sides(folder / WEIGHTS, found)
+    yield from _different_sides(folder / WEIGHTS, added)
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, HeaderEntry]]:
-    """The config and the tensors by name. ValueError if a file is missing or broken."""
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} has no {name}; name a folder that PEFT or `dagrl export --adapter` has written")
@@ -83,14 +82,12 @@ def _other_names(
     folder: Path,
     tensors: Sequence[MappedTensor],
     lora: LoraSpec,
-    wanted: Mapping[str, Any],
-    header: Mapping[str, Any],
+    wanted: Mapping[str, object],
+    header: Mapping[str, object],
 ) -> tuple[str, str]:
-    """The fault of a file with adapters of other layers."""
-    layers: dict[Layer, set[str]] = {}
-    for each in adapters(tensors, lora.model_copy(update={"target_modules": "all-linear"})):
-        layer: Any = layer_name(each.base)
-        layers.setdefault(layer, set()).update(name for name, _ in _published(each))
+    layers: dict[str, set[str]] = {}
+    for adapter in adapters(tensors, lora.model_copy(update={"target_modules": "all-linear"})):
+        layers.setdefault(str(layer_name(adapter.base)), set()).update(name for name, _ in _published(adapter))
     theirs = [layer for layer, names in layers.items() if names <= header.keys()]
     if theirs and set().union(*(layers[layer] for layer in theirs)) == header.keys():
         modules = "all-linear" if len(theirs) == len(layers) else f"[{', '.join(theirs)}]"
@@ -105,12 +102,11 @@ def _other_names(
     return "path", f"{folder / WEIGHTS} {fault} gate and up projection"
 
 
-def _different_sides(path: Path, found: Sequence[Adapter]) -> Iterator[tuple[str, str]]:
+def _different_sides(path: Path, added: Sequence[Adapter]) -> Iterator[tuple[str, str]]:
     """The first adapter whose parts have different `A`, where Megatron's layer has one."""
-    fused = [[f"{PREFIX}{name}" for name in each.a.hf] for each in found if len(each.a.hf) > 1]
     content = read_bytes(path)
-    for names in fused:
-        for one, other in pairwise(names):
+    for adapter in added:
+        for one, other in pairwise(f"{PREFIX}{name}" for name in adapter.a.hf):
             if content(one) != content(other):
                 fault = f"{path}: {one!r} and {other!r} differ, and Megatron's fused layer has one `A` for both"
                 yield "path", f"{fault}; merge the adapters into the model with PEFT, and start from that"

@@ -11,17 +11,15 @@ from dagrl.backends.backend import Backend, EngineCheck, EngineStart, WeightRead
 from dagrl.backends.extra_fields import check_extra
 from dagrl.backends.families.registry import find_family, unknown_family
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.megatron.field_rules import check_field_rules
-from dagrl.backends.megatron.fp8_rules import check_fp8
+from dagrl.backends.megatron.field_rules import check_field_rules, check_fp8
 from dagrl.backends.megatron.layout_rules import check_layout
 from dagrl.backends.megatron.lora_rules import check_lora
 from dagrl.backends.megatron.options import check_learning_rate, check_options, shared_prompts
 from dagrl.backends.megatron.planning.costs import MegatronCosts
 from dagrl.backends.megatron.planning.layouts import ANY_LAYOUT, MegatronLayout, ladders, layouts
 from dagrl.backends.megatron.planning.memory import trainer_memory
-from dagrl.backends.megatron.section import MegatronEngineSpec
+from dagrl.backends.megatron.section import MegatronEngineSpec, padded_vocab_size
 from dagrl.backends.megatron.stored_folder import CONFIG, LATEST
-from dagrl.backends.megatron.vocabulary import padded_vocab_size
 from dagrl.backends.planning.changes import Edit, Ladder, Room
 from dagrl.backends.planning.memory import EngineMemory
 from dagrl.backends.planning.planned_engine import PlannedEngine
@@ -43,7 +41,6 @@ class MegatronBackend(Backend[MegatronEngineSpec]):
     any_layout = ANY_LAYOUT
 
     def validate(self, check: EngineCheck[MegatronEngineSpec]) -> None:
-        """Layout, fields of Megatron's configs, options, and the learning rate of an engine that is trained."""
         nodes = check.pipeline.nodes.values()
         trained = any(isinstance(node, TrainingNode) and node.engine == check.name for node in nodes)
         if check.engine.frozen_copy_of is None:
@@ -64,12 +61,10 @@ class MegatronBackend(Backend[MegatronEngineSpec]):
         return WeightReader(engine.head)
 
     def start_folder(self, engine: MegatronEngineSpec) -> str | None:
-        """``dist_checkpointing_path`` and ``lora.path``."""
         folders = (engine.dist_checkpointing_path, engine.lora.path if engine.lora else None)
         return " with ".join(str(folder) for folder in folders if folder) or None
 
     def owns_folder(self, folder: Path) -> bool:
-        """Whether `folder` is a checkpoint in Megatron's distributed format, or names the newest one in it."""
         return (folder / CONFIG).is_file() or (folder / LATEST).is_file()
 
     def write_hf(

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.families.sizes import Size
+from dagrl.backends.megatron.report import report
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
-from dagrl.config.errors import Place
 from dagrl.config.schema import GroupSpec
 
 _TP = "tensor_model_parallel_size"
@@ -39,42 +39,40 @@ def check_layout(check: EngineCheck[MegatronEngineSpec]) -> None:
 
 
 def _check_ranks(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report sizes by which the group's ranks cannot be shared out."""
     name = str(check.engine.group)
     group = check.pipeline.groups.get(name)
     if group is None or not group.ranks:
         return
     for field, message in rank_faults(check.engine.parallel, group, name):
-        _error(check, field, message, ("groups", name), (*check.place, "parallel"))
+        report(check, f"parallel.{field}" if field else "parallel", message, ("groups", name), "parallel")
 
 
 def _check_sequence(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report sequence parallelism where it cannot be, and its absence where it must be."""
     sizes, model = check.engine.parallel, check.sizes
     if sizes.sequence_parallel and sizes.tp == 1:
         message = "splits along the sequence what tensor-parallel ranks hold"
-        _error(check, "sequence_parallel", f"{message}; set {_TP} above 1, or this to false")
+        report(check, "parallel.sequence_parallel", f"{message}; set {_TP} above 1, or this to false")
     if not sizes.sequence_parallel and sizes.tp > 1 and (model.mixture or model.latent_attention):
         kind = "experts" if model.mixture else "latent attention"
         message = f"Megatron shares a model with {kind} out over tensor-parallel ranks only if this is true"
-        depends = ("model",), (*check.place, "parallel", _TP)
-        _error(check, "sequence_parallel", f"{message}; set it to true", *depends)
+        report(check, "parallel.sequence_parallel", f"{message}; set it to true", ("model",), f"parallel.{_TP}")
 
 
 def _check_stages(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report layers, stages and chunks that do not fit."""
     stages, chunks, layers = check.engine.parallel.pp, check.engine.parallel.vpp, check.sizes.layers
     if chunks is not None and stages == 1:
-        _error(check, _VPP, f"chunks are interleaved over pipeline stages; set {_PP} above 1, or remove this")
+        message = f"chunks are interleaved over pipeline stages; set {_PP} above 1, or remove this"
+        report(check, f"parallel.{_VPP}", message)
         return
     if chunks == 1:
-        _error(check, _VPP, "a single chunk on each stage is the default; remove it, or choose 2 or more")
+        message = "a single chunk on each stage is the default; remove it, or choose 2 or more"
+        report(check, f"parallel.{_VPP}", message)
         return
     field = "microbatch_group_size_per_vp_stage"
-    each = check.engine.transformer.get(field)
-    if chunks is not None and each is not None and each < stages:
-        message = f"{each} micro-batches at a time leave some of {stages} stages idle, which Megatron refuses; "
-        check.findings.error((*check.place, "transformer", field), f"{message}choose {stages} or more")
+    count = check.engine.transformer.get(field)
+    if chunks is not None and count is not None and count < stages:
+        message = f"{count} micro-batches at a time leave some of {stages} stages idle, which Megatron refuses; "
+        report(check, f"transformer.{field}", f"{message}choose {stages} or more")
     if layers is None or any(check.engine.transformer.get(field) for field in UNEVEN_FIELDS):
         return
     if layers.value % stages:
@@ -86,11 +84,10 @@ def _check_stages(check: EngineCheck[MegatronEngineSpec]) -> None:
 
 
 def _check_experts(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report ranks for experts that the model does not have, or that do not share them evenly."""
     for field, size in ((_EP, check.sizes.experts), (_ETP, check.sizes.expert_width)):
         parts = getattr(check.engine.parallel, field)
         if check.sizes.mixture is False and parts > 1:
-            _error(check, field, "the model has no experts to share; leave it at 1", ("model",))
+            report(check, f"parallel.{field}", "the model has no experts to share; leave it at 1", ("model",))
         elif check.sizes.mixture is not False and size is not None and size.value % parts:
             _undivided(check, field, f"{parts} does", size, "choose a divisor of it")
 
@@ -109,21 +106,17 @@ def _check_widths(check: EngineCheck[MegatronEngineSpec]) -> None:
         most = model.heads.value if model.heads else min(size.value for size in wrong)
         able = [ranks for ranks in range(1, min(most, 64) + 1) if all(shares(ranks, size) for size in widths)]
         message = f"{tensor} does not divide the model's {named}; choose from: {', '.join(map(str, able))}"
-        _error(check, _TP, message, ("model",))
+        report(check, f"parallel.{_TP}", message, ("model",))
 
 
 def _undivided(check: EngineCheck[MegatronEngineSpec], field: str, parts: str, size: Size, remedy: str) -> None:
-    _error(check, field, f"{parts} not divide the model's {size.name}, {size.value}; {remedy}", ("model",))
-
-
-def _error(check: EngineCheck[MegatronEngineSpec], field: str, message: str, *depends_on: Place) -> None:
-    place = (*check.place, "parallel", field) if field else (*check.place, "parallel")
-    check.findings.error(place, message, depends_on=depends_on)
+    message = f"{parts} not divide the model's {size.name}, {size.value}; {remedy}"
+    report(check, f"parallel.{field}", message, ("model",))
 
 
 def rank_faults(sizes: ParallelSpec, group: GroupSpec, group_name: str) -> Iterator[tuple[str, str]]:
     """Yield a size, and the fault, where a group's ranks cannot be shared out."""
-    each = group.gpus_per_node or group.cpus_per_node
+    slots = group.gpus_per_node or group.cpus_per_node
     if group.ranks % sizes.model_ranks:
         message = (
             f"one model takes {sizes.model_ranks} ranks, which do not divide the {group.ranks} of group "
@@ -134,10 +127,10 @@ def rank_faults(sizes: ParallelSpec, group: GroupSpec, group_name: str) -> Itera
     # Ranks that share matrices talk in every layer. They are consecutive.
     for name in (_TP, _ETP):
         size = getattr(sizes, name)
-        if group.nodes > 1 and each % size:
+        if group.nodes > 1 and slots % size:
             message = (
                 f"{size} ranks that share matrices would lie on several machines, as each of group "
-                f"`{group_name}` has {each}; choose a divisor of {each}, and more stages for a large model"
+                f"`{group_name}` has {slots}; choose a divisor of {slots}, and more stages for a large model"
             )
             yield name, message
     stage_ranks = group.ranks // sizes.pp

@@ -64,17 +64,14 @@ class ParallelSpec(Section):
 
     @property
     def chunks(self) -> int:
-        """Chunks of layers on each stage."""
         return self.vpp or 1
 
     @property
     def model_ranks(self) -> int:
-        """Ranks of one replica."""
         return self.tp * self.pp * self.cp
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks that share a layer's experts."""
         return self.ep * self.etp
 
     @property
@@ -226,3 +223,16 @@ def coordinates(parallel: ParallelSpec, ranks: int) -> list[Coordinates]:
         primary = tp == 0 and cp == 0 and pp == parallel.pp - 1
         places.append(Coordinates(tp, cp, dp, pp, primary, etp, ep, expert_dp))
     return places
+
+
+_LARGE_VOCABULARY = 16384
+
+
+def padded_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
+    """Rows of a Megatron model's embedding, the same for layouts of up to 8 ranks.
+
+    Large vocabularies are padded to sizes that suit matrix units on every rank.
+    """
+    unit = 1024 if vocab_size >= _LARGE_VOCABULARY else 8
+    multiple = math.lcm(unit, tensor_parallel_size)
+    return math.ceil(vocab_size / multiple) * multiple

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.backends.families.registry import model_shape
-from dagrl.backends.megatron.planning.communicators import CONNECT_PAIRS_S
+from dagrl.backends.megatron.planning.costs import CONNECT_PAIRS_S
 from dagrl.backends.planning.decoding import Lengths
 from dagrl.backends.planning.device_rates import rates_of
 from dagrl.backends.planning.gpus import GPUS, gpu_named

@@ -12,8 +12,8 @@ import pytest
 from dagrl.backends.families.registry import shape_of
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.costs import trainer_down_seconds, trainer_sleep_seconds, trainer_wake_seconds
-from dagrl.backends.megatron.planning.optimizer import STATE_BYTES
 from dagrl.backends.megatron.planning.passes import Passes
+from dagrl.backends.megatron.planning.stages import STATE_BYTES
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
 from dagrl.backends.planning.costs import PlannedBatch, server_sleep_seconds, server_wake_seconds
 from dagrl.backends.planning.decoding import Generation, Lengths, Server, cache_delay, shard_ends

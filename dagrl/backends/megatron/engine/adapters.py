@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from megatron.core.transformer import MegatronModule
+from megatron.core.transformer import MegatronModule, TransformerConfig
 
 from dagrl.backends.megatron.adapter_folder import PREFIX, WEIGHTS
 from dagrl.backends.megatron.engine.bridge_library import import_peft
@@ -21,14 +21,14 @@ from dagrl.backends.megatron.engine.cpu.adapters import use_plain_layers
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.stored_weights import check_all_finite
 from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, held_tensors, part_of, place, plan
-from dagrl.backends.megatron.lora import Adapter, LoraSpec, adapters, layer_name
+from dagrl.backends.megatron.lora import LoraSpec, adapters, layer_name
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
 def add_adapters(
-    chunks: list[Any], hf_config: PretrainedConfig, lora: LoraSpec, *, head: str, seed: int, trainable: bool
+    chunks: list[MegatronModule], hf_config: PretrainedConfig, lora: LoraSpec, *, head: str, seed: int, trainable: bool
 ) -> None:
     """Add the adapters to the rank's `chunks` and freeze the model's own weights, but for a value or reward head.
 
@@ -40,7 +40,7 @@ def add_adapters(
     names = {layer_name(tensor.mapped) for tensor in own if lora.adapts(tensor.mapped)}
     peft = import_peft()
     if not torch.cuda.is_available():
-        use_plain_layers(peft)
+        use_plain_layers()
     layers = peft.LoRA(
         target_modules=sorted(name for name in names if name),
         dim=lora.rank,
@@ -67,10 +67,10 @@ def add_adapters(
         check_all_finite(chunks, lora.path)
 
 
-def adapter_plan(own: Sequence[PlannedTensor], config: Any, lora: LoraSpec) -> list[PlannedTensor]:
+def adapter_plan(own: Sequence[PlannedTensor], config: TransformerConfig, lora: LoraSpec) -> list[PlannedTensor]:
     """`A` and `B` of each adapter of a model of these tensors, one after the other, the same on every rank."""
-    found: Iterator[Adapter] = adapters((tensor.mapped for tensor in own), lora)
-    return place((tensor for adapter in found for tensor in (adapter.a, adapter.b)), config)
+    added = adapters((tensor.mapped for tensor in own), lora)
+    return place((tensor for adapter in added for tensor in (adapter.a, adapter.b)), config)
 
 
 @contextmanager
@@ -102,16 +102,14 @@ def _end_dropout(chunks: Sequence[torch.nn.Module]) -> None:
 
 
 class ReplicatedAdapter(MegatronModule):
-    """The adapter of a layer that all tensor-parallel ranks have whole, as latent attention's down projections.
+    """The adapter of a layer that each tensor-parallel rank has whole, as latent attention's down projections.
 
-    With sequence parallelism each rank has other tokens there. Megatron-bridge cuts such an adapter over the ranks, and
-    would join what belongs to different tokens.
+    Megatron-bridge would cut it over the ranks, which have different tokens with sequence parallelism.
     """
 
     base_linear_is_parallel = False
 
     def __init__(self, base: torch.nn.Module, lora: LoraSpec) -> None:
-        """`base` is the layer, whose weight is [outputs, inputs]."""
         super().__init__(config=base.config)
         weight = base.weight
         assert isinstance(weight, torch.Tensor)
@@ -124,17 +122,16 @@ class ReplicatedAdapter(MegatronModule):
             # Megatron sums the gradients of such parameters over the ranks.
             layer.weight.sequence_parallel = self.config.sequence_parallel  # type: ignore[attr-defined]
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         return self.linear_out(self.linear_in(self.dropout(x))) * self._scale
 
 
-def _wrappers(chunks: Sequence[torch.nn.Module]) -> list[Any]:
+def _wrappers(chunks: Sequence[torch.nn.Module]) -> list[MegatronModule]:
     return [module for chunk in chunks for module in chunk.modules() if hasattr(module, "disable_adapter_layers")]
 
 
 @torch.no_grad()
 def _load(held: dict[str, torch.Tensor], planned: Sequence[PlannedTensor], folder: Path) -> None:
-    """Copy the rank's parts from a folder of PEFT's, which `dagrl validate` has compared with the section."""
     from safetensors import SafetensorError, safe_open
 
     try:

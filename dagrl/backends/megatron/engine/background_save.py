@@ -17,18 +17,22 @@ import queue
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
 
 from dagrl.backends.runtime.pinned_memory import PinnedCopies
 
@@ -40,7 +44,8 @@ _UNWRITTEN_BYTES = 2**28
 """Most bytes of a file that are not on disk yet. Left to itself, Linux may begin to write when a tenth of the machine's
 memory is waiting, so that the disk would idle until all tensors are serialised."""
 
-_File = tuple[str, str, tuple[list[Any], Iterable[Any]]]
+_Tensors = Iterable[tuple[WriteItem, torch.Tensor]]
+_File = tuple[str, str, tuple[list[tuple[WriteItem, BytesIO]], _Tensors]]
 """Megatron's description: path, name, and (description, content) of the objects and the tensors in a file."""
 
 
@@ -59,11 +64,10 @@ class BackgroundWriter:
         self._folder = Path()
         self._failure: Exception | None = None
 
-    def start(self, folder: Path, content: dict[str, Any], *, copy: bool) -> None:
-        """Begin to write `content` to the existing `folder`. Collective.
+    def start(self, folder: Path, content: ShardedStateDict, *, copy: bool) -> None:
+        """Begin to write `content` to the existing `folder`, after an earlier write. Collective.
 
-        Waits for an earlier write first. The tensors in `content` may change after `wait_until_copied` if they are to
-        be copied to host memory first (`copy`), otherwise after `finish`.
+        With `copy`, the tensors may change after `wait_until_copied`, otherwise after `finish`.
         """
         # Keep the failure of that write for its caller, which may be another one: records are saved here too.
         self.finish(wait=True, forget=False)
@@ -122,7 +126,9 @@ class BackgroundWriter:
             raise self._failure
         return True
 
-    def _run(self, files: Sequence[_File], live: set[int] | None, writer: Any, metadata: Any) -> None:
+    def _run(
+        self, files: Sequence[_File], live: set[int] | None, writer: FileSystemWriterAsync, metadata: Metadata
+    ) -> None:
         try:
             failure: Exception | None = None
             try:
@@ -138,20 +144,22 @@ class BackgroundWriter:
             # Any exception: it would otherwise be lost with the thread, and the state would count as written.
             self._failure = error
 
-    def _write(self, files: Sequence[_File], failure: Exception | None, writer: Any, metadata: Any) -> None:
-        """Every rank writes its files, rank 0 collects the results, then writes the metadata.
-
-        A rank with a `failure` has none, and all raise it.
+    def _write(
+        self, files: Sequence[_File], failure: Exception | None, writer: FileSystemWriterAsync, metadata: Metadata
+    ) -> None:
+        """Write this rank's files; rank 0 collects the results and writes the metadata. All raise a `failure` of any
+        rank.
         """
         results = failure or _write_files(files, getattr(writer, "transforms", None))
-        all_results = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        is_first, ranks = dist.get_rank() == 0, dist.get_world_size()
+        all_results: list[list[WriteResult] | Exception | None] | None = [None] * ranks if is_first else None
         dist.gather_object(results, all_results, dst=0, group=self._group)
         verdict: list[Exception | None] = [None]
         if all_results is not None:
             # A rank that failed sends its exception instead of a list.
             failed = [rank for rank, result in enumerate(all_results) if not isinstance(result, list)]
             if failed:
-                first: Any = all_results[failed[0]]
+                first = all_results[failed[0]]
                 kind = MemoryError if isinstance(first, MemoryError) else OSError
                 verdict = [kind(f"ranks {failed} could not save their state: {first}")]
             else:
@@ -173,10 +181,12 @@ class _Strategy(TorchDistSaveShardedStrategy):
 
     def __init__(self) -> None:
         super().__init__(self.BACKEND, thread_count=_FILES)
-        self.writer: Any = None
-        self.metadata: Any = None
+        self.writer: FileSystemWriterAsync | None = None
+        self.metadata: Metadata | None = None
 
-    def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any, async_strategy: str) -> Any:
+    def _get_save_and_finalize_callbacks(
+        self, writer: FileSystemWriterAsync, save_state_dict_ret: tuple[object, Metadata], async_strategy: str
+    ) -> AsyncRequest:
         self.writer, self.metadata = writer, save_state_dict_ret[1]
         return super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret, async_strategy)
 
@@ -184,8 +194,8 @@ class _Strategy(TorchDistSaveShardedStrategy):
 def _copied(files: Sequence[_File], live: set[int], pinned: PinnedCopies) -> list[_File]:
     """The files with copies of all tensors in host memory, `pinned` for those on a GPU.
 
-    Megatron's own copies would be pinned by the driver, at a tenth of the speed. Views on the host it has copied
-    already, but not whole tensors: those `live` ones (by address of their storage) would change while they are written.
+    Megatron's own copies would be pinned by the driver, at a tenth of the speed. It has copied views on the host
+    already, but not whole tensors: the `live` ones, by address of their storage.
     """
     on_gpu = [tensor for *_, (_, tensors) in files for _, tensor in tensors if tensor.is_cuda]
     copies = iter(pinned.take(on_gpu) if on_gpu else ())
@@ -201,9 +211,9 @@ def _copied(files: Sequence[_File], live: set[int], pinned: PinnedCopies) -> lis
     ]
 
 
-def _write_files(files: Sequence[_File], transforms: Any) -> list[Any] | Exception:
+def _write_files(files: Sequence[_File], transforms: object) -> list[WriteResult] | Exception:
     """Write files side by side, with fsync. Returns torch's descriptions of what was written, or the first failure."""
-    results: list[Any] = [None] * len(files)
+    results: list[list[WriteResult] | Exception] = [[] for _ in files]
 
     def write(number: int) -> None:
         path, name, (objects, tensors) = files[number]
@@ -217,11 +227,15 @@ def _write_files(files: Sequence[_File], transforms: Any) -> list[Any] | Excepti
         thread.start()
     for thread in threads:
         thread.join()
-    failures = [result for result in results if not isinstance(result, list)]
-    return failures[0] if failures else [each for result in results for each in result]
+    written: list[WriteResult] = []
+    for result in results:
+        if isinstance(result, Exception):
+            return result
+        written += result
+    return written
 
 
-def _on_host(path: Path, tensors: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor]]:
+def _on_host(path: Path, tensors: _Tensors) -> Iterator[tuple[WriteItem, torch.Tensor]]:
     """Copy tensors to the host as the writer of that file asks for them, and let the disk keep up with it."""
     unwritten = 0
     for item, tensor in tensors:

@@ -10,19 +10,28 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from dagrl.backends.megatron.engine import distributed
 from dagrl.backends.megatron.engine.bridge_library import import_bridge
-from dagrl.backends.megatron.engine.model import unwrap
-from dagrl.backends.megatron.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.engine.config import transformer_config
+from dagrl.backends.megatron.engine.model import build_model, unwrap
+from dagrl.backends.megatron.engine.stored_weights import load_start_weights
+from dagrl.backends.megatron.section import MegatronEngineSpec, padded_vocab_size
+from dagrl.backends.megatron.stored.stored_tensors import EMBEDDING, StoredTensors
+from dagrl.backends.megatron.stored_folder import newest_checkpoint
 from dagrl.backends.runtime.initial_weights import WeightSource, published_shapes
 from dagrl.model_files.tensor_names import check_names
 from dagrl.weight_sync.exporter import IteratedExporter
 
 if TYPE_CHECKING:
+    from megatron.bridge.models.conversion.model_bridge import WeightConversionTask
     from transformers import PretrainedConfig
 
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
@@ -32,7 +41,7 @@ _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 def load_hf_weights(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig, source: WeightSource) -> None:
     """Set every parameter of the model from `source`, in the parameters' dtype. Collective.
 
-    Raises ValueError on all ranks if a tensor is missing, has a wrong shape, or is not part of the model.
+    ValueError on all ranks if a tensor is missing, has a wrong shape, or is not part of the model.
     """
     models = _models(chunks, hf_config)
     rows = padded_vocab_size(hf_config.vocab_size, parallel_state.get_tensor_model_parallel_world_size())
@@ -51,11 +60,7 @@ def make_exporter(
     *,
     by_owner: bool = False,
 ) -> IteratedExporter:
-    """An exporter of the model's weights by Hugging Face names, in their dtype, in buckets of at most `bucket_bytes`.
-
-    A larger tensor gets its own bucket. A tied output layer is left out. The weights are on the device within the
-    context `present`. Rank 0 owns all buckets, whatever `by_owner` asks for. Collective.
-    """
+    """As `export.make_exporter`, except that rank 0 owns all buckets. Collective."""
     device = next(unwrap(chunks[0]).parameters()).device
     return IteratedExporter(partial(exported_tensors, chunks, hf_config), bucket_bytes, device, present)
 
@@ -73,14 +78,15 @@ def exported_tensors(
 
 
 def _models(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig) -> list[torch.nn.Module]:
-    """The unwrapped models, with config fields that megatron-bridge reads."""
     models = [unwrap(chunk) for chunk in chunks]
     for model in models:
         model.config.share_embeddings_and_output_weights = hf_config.tie_word_embeddings  # type: ignore[union-attr]
     return models
 
 
-def _check_weights(tasks: Sequence[Any], hf_config: PretrainedConfig, source: WeightSource) -> None:
+def _check_weights(
+    tasks: Sequence[WeightConversionTask | None], hf_config: PretrainedConfig, source: WeightSource
+) -> None:
     """Reject what megatron-bridge would drop, or what would fail on one rank while the others wait."""
     kind = hf_config.model_type
     if any(task is None for task in tasks):
@@ -98,12 +104,33 @@ def _check_weights(tasks: Sequence[Any], hf_config: PretrainedConfig, source: We
             raise ValueError(f"tensor {name!r} is {list(source.shape(name))}, but its config says {list(shapes[name])}")
 
 
-def _names_on_all_ranks(tasks: Sequence[Any]) -> set[str]:
+def _names_on_all_ranks(tasks: Sequence[WeightConversionTask]) -> set[str]:
     """Hugging Face names of the whole model's weights; collective. A rank's tasks lack other ranks' experts."""
     own: set[str] = set()
     for task in tasks:
         names = task.mapping.hf_param
         own.update([names] if isinstance(names, str) else names.values())
-    all_names: list[Any] = [None] * torch.distributed.get_world_size()
+    all_names: list[set[str]] = [set()] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(all_names, own)
     return set().union(*all_names)
+
+
+def tensors_of_checkpoint(folder: Path, hf_config: PretrainedConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the Hugging Face model, in the stored dtype; holds the model in memory.
+
+    ValueError for a folder that is not a checkpoint of this model.
+    """
+    stored = StoredTensors(newest_checkpoint(folder))
+    stored.vocabulary_rows(hf_config.vocab_size)
+    half = stored.tensors[EMBEDDING].dtype == torch.bfloat16
+    engine = MegatronEngineSpec(backend="megatron", group="convert", transformer={"bf16": half})
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        parallel_state.initialize_model_parallel()
+        model_parallel_cuda_manual_seed(engine.parallel.tp)
+        chunks = build_model(hf_config, engine, transformer_config(hf_config, engine))
+        load_start_weights(chunks, hf_config, folder)
+        yield from exported_tensors(chunks, hf_config)
+    finally:
+        distributed.stop()

@@ -38,12 +38,10 @@ _LOOK_FOR_TRANSFORMER_ENGINE = (
 
 
 def import_bridge() -> ModuleType:
-    """Import `bridge_source` and megatron-bridge."""
     return _import("dagrl.backends.megatron.engine.bridge_source")
 
 
 def import_peft() -> ModuleType:
-    """Import megatron-bridge's module of low-rank adapters."""
     return _import("megatron.bridge.peft.lora")
 
 
@@ -80,8 +78,7 @@ def _quiet() -> Iterator[None]:
 def _transformer_engine_importable() -> Iterator[None]:
     """Context in which Transformer Engine can be imported, if necessary as an empty stand-in.
 
-    Two modules of megatron-bridge need it at import: low-rank adapters, for annotations, and a layer that inherits from
-    its class. Neither is used here. The stand-in is removed afterwards.
+    Two modules of megatron-bridge need it at import, for classes that are not used here.
     """
     if find_spec("transformer_engine") is not None:
         yield

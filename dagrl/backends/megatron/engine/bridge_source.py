@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import KeysView, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from megatron.bridge import AutoBridge
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
 
 def knows(hf_config: PretrainedConfig) -> bool:
-    """Whether megatron-bridge supports models of this type."""
     return _architecture(hf_config) in AutoBridge.list_supported_models()
 
 
 def auto_bridge(
     hf_config: PretrainedConfig, source: WeightSource | None = None, padded_rows: Mapping[str, int] | None = None
-) -> AutoBridge[Any]:
+) -> AutoBridge[PreTrainedCausalLM]:
     """The bridge of a supported model; with `source` it can load weights.
 
     `padded_rows` maps tensors to be padded with rows of zeros to their number of rows.
@@ -43,14 +42,12 @@ def _architecture(hf_config: PretrainedConfig) -> str | None:
 
 
 class _State(StateSource):
-    """Reads a `WeightSource`, one tensor at a time."""
-
     def __init__(self, source: WeightSource, padded_rows: Mapping[str, int]) -> None:
         self._source = source
         self._padded_rows = padded_rows
         self._names = dict.fromkeys(source.names())
 
-    def get_all_keys(self) -> Any:
+    def get_all_keys(self) -> KeysView[str]:
         # A keys view, because a list would make loading a mixture of many experts quadratic.
         return self._names.keys()
 

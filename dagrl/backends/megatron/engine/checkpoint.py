@@ -9,16 +9,22 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import merge
-from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject, apply_factory_merges
+from megatron.core.dist_checkpointing.mapping import (
+    LocalNonpersistentObject,
+    ShardedObject,
+    ShardedStateDict,
+    StateDict,
+    apply_factory_merges,
+)
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.dist_checkpointing.utils import extract_sharded_base
@@ -57,10 +63,8 @@ def save(
 ) -> None:
     """Write the state to `folder`, or let `writer` copy it to the host and write it in the background. Collective.
 
-    The state may change after `writer.wait_until_copied`.
-
-    Raises RuntimeError on all ranks if the optimizer has no state yet: Megatron's hybrid optimizer creates its moments
-    and float32 weights only in a step.
+    The state may change after `writer.wait_until_copied`. RuntimeError on all ranks if the optimizer has no state yet:
+    Megatron's hybrid optimizer creates it in a step.
     """
     writer.start(folder, _content(folder, state, policy_version), copy=asynchronous)
     if not asynchronous:
@@ -99,10 +103,7 @@ def load(folder: Path, state: TrainingState) -> int:
 
 @torch.no_grad()
 def load_weights(folder: Path, chunks: Sequence[MegatronModule], average: MovingAverage | None = None) -> int:
-    """Load the weights alone into an engine that is not trained; returns their policy version. Collective.
-
-    Raises FileNotFoundError and ValueError as `load`.
-    """
+    """Load the weights alone into an engine that is not trained; returns their policy version. Errors as `load`."""
     _check_files(folder)
     stored = StoredTensors(folder)
     (saved,) = stored.read_object(COMMON)
@@ -111,7 +112,7 @@ def load_weights(folder: Path, chunks: Sequence[MegatronModule], average: Moving
     return saved["policy_version"]
 
 
-def _loaded(stored: StoredTensors, wanted: dict[str, Any], chunks: Sequence[MegatronModule]) -> dict[str, Any]:
+def _loaded(stored: StoredTensors, wanted: ShardedStateDict, chunks: Sequence[MegatronModule]) -> ShardedStateDict:
     """The saved values of a sharded state, the weights among which are put into the model, and averages in place."""
     # Reading changes the shapes of entries.
     averages = [
@@ -127,8 +128,7 @@ def _loaded(stored: StoredTensors, wanted: dict[str, Any], chunks: Sequence[Mega
     return loaded
 
 
-def _read(stored: StoredTensors, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The saved values of a sharded state."""
+def _read(stored: StoredTensors, wanted: ShardedStateDict) -> ShardedStateDict:
     on_disk, held, factories = load_preprocess(wanted)
     check_fit(stored, on_disk)
     try:
@@ -140,10 +140,10 @@ def _read(stored: StoredTensors, wanted: dict[str, Any]) -> dict[str, Any]:
                 raise cause from error
         raise ValueError(f"cannot read checkpoint {stored.folder}; resume from an earlier one") from error
     merge(loaded, held)
-    return cast("dict[str, Any]", apply_factory_merges(loaded, factories))
+    return apply_factory_merges(loaded, factories)
 
 
-def check_extra_states(folder: Path, state: dict[str, Any]) -> None:
+def check_extra_states(folder: Path, state: Mapping[str, object]) -> None:
     """Raise ForbiddenPickleError for pickled bytes that could run code, which Transformer Engine would unpickle."""
     for name, value in state.items():
         if name.endswith("_extra_state") and isinstance(value, torch.Tensor) and value.numel():
@@ -153,8 +153,7 @@ def check_extra_states(folder: Path, state: dict[str, Any]) -> None:
                 raise would_run_code(folder, str(error)) from error
 
 
-def _content(folder: Path, state: TrainingState, policy_version: int) -> dict[str, Any]:
-    """Everything to save, in the engine's memory. Creates the folder. Collective."""
+def _content(folder: Path, state: TrainingState, policy_version: int) -> ShardedStateDict:
     # Megatron's hybrid optimizer creates its float32 weights in the first step.
     if state.optimizer.config.optimizer_cpu_offload and state.schedule.num_steps == 0:
         raise RuntimeError("with optimizer.optimizer_cpu_offload there is nothing to save before the first update")
@@ -172,11 +171,10 @@ def _content(folder: Path, state: TrainingState, policy_version: int) -> dict[st
     }
 
 
-def _tensors(state: TrainingState, *, loading: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _tensors(state: TrainingState, *, loading: bool) -> tuple[ShardedStateDict, StateDict]:
     """Model and optimizer state to save, and the optimizer's options.
 
-    The options are the current pipeline's, except for the step count, and depend on the layout (experts have a separate
-    optimizer, pipeline stages other groups), so they are not saved. Tensor names on disk do not depend on the layout.
+    The options are the current pipeline's, except for the step count, and depend on the layout, so they are not saved.
     """
     model = _models(state.chunks)
     with held_states(state.optimizer):
@@ -185,21 +183,20 @@ def _tensors(state: TrainingState, *, loading: bool) -> tuple[dict[str, Any], di
     return model | _averages(model, state.average) | {"optimizer": tensors}, _unwrapped(options)
 
 
-def _models(chunks: Sequence[MegatronModule]) -> dict[str, dict[str, Any]]:
+def _models(chunks: Sequence[MegatronModule]) -> ShardedStateDict:
     return {f"model_{i}": _trained(cast(MegatronModule, unwrap(chunk))) for i, chunk in enumerate(chunks)}
 
 
 _AVERAGE = "average_of_"
 
 
-def _averages(models: dict[str, dict[str, Any]], average: MovingAverage | None) -> dict[str, Any]:
-    """The state of the weights' moving average, if there is one."""
+def _averages(models: ShardedStateDict, average: MovingAverage | None) -> ShardedStateDict:
     return {f"{_AVERAGE}{name}": average.sharded(model) for name, model in models.items()} if average else {}
 
 
-def _trained(chunk: MegatronModule) -> dict[str, Any]:
+def _trained(chunk: MegatronModule) -> ShardedStateDict:
     """The chunk's state; below adapters without frozen weights, which have the values of the start."""
-    whole: dict[str, Any] = chunk.sharded_state_dict()
+    whole = chunk.sharded_state_dict()
     parameters = dict(chunk.named_parameters())
     if not _has_adapters(chunk):
         return whole
@@ -223,7 +220,7 @@ _ANY_LAYOUT = {
 }
 
 
-def _unwrapped(options: Any) -> Any:
+def _unwrapped(options: StateDict) -> StateDict:
     """The options without Megatron's markers of values that are not saved."""
     if isinstance(options, dict):
         return {name: _unwrapped(value) for name, value in options.items()}
@@ -232,8 +229,7 @@ def _unwrapped(options: Any) -> Any:
     return options.unwrap() if isinstance(options, LocalNonpersistentObject) else options
 
 
-def _groups(options: dict[Any, Any]) -> Iterator[dict[str, Any]]:
-    """The parameter groups in an optimizer's options, at any depth."""
+def _groups(options: StateDict) -> Iterator[StateDict]:
     for name, value in options.items():
         if name == "param_groups":
             yield from value
@@ -241,14 +237,14 @@ def _groups(options: dict[Any, Any]) -> Iterator[dict[str, Any]]:
             yield from _groups(value)
 
 
-def _steps(options: dict[str, Any]) -> int | None:
+def _steps(options: StateDict) -> int | None:
     """Optimizer steps so far, which all groups share; None before the first."""
     steps = {int(group["step"]) for group in _groups(options) if group.get("step") is not None}
     assert len(steps) <= 1, f"parameter groups disagree about their steps: {steps}"
     return max(steps, default=None)
 
 
-def _set_steps(options: dict[str, Any], steps: int | None) -> None:
+def _set_steps(options: StateDict, steps: int | None) -> None:
     for group in _groups(options):
         group.pop("step", None)
         if steps is not None:
@@ -262,7 +258,7 @@ def _complete(optimizer: MegatronOptimizer) -> None:
             part.init_state_fn(part.optimizer, part.config)
 
 
-def _layout(state: TrainingState) -> dict[str, Any]:
+def _layout(state: TrainingState) -> dict[str, object]:
     distributed = state.optimizer.config.use_distributed_optimizer
     return {"ranks": dist.get_world_size(), "distributed_optimizer": distributed} | state.parallel.model_dump()
 
@@ -289,7 +285,7 @@ def _rng_of_this_rank() -> ShardedObject:
     return ShardedObject("rng", states, (dist.get_world_size(),), (dist.get_rank(),))
 
 
-def _set_rng(states: dict[str, Any]) -> None:
+def _set_rng(states: StateDict) -> None:
     get_cuda_rng_tracker().set_states(states["tracker"])
     torch.cuda.set_rng_state(states["device"])
     torch.set_rng_state(states["cpu"])

@@ -1,9 +1,7 @@
 """Process groups whose communicators can be destroyed and created again, while the group objects stay.
 
-NCCL holds hundreds of MiB of device memory per communicator, outside torch's allocator, and releases it only when the
-communicator is destroyed. Megatron keeps references to process groups in modules, buffers, optimizers and closures, so
-here a group is a thin wrapper around another one, which is shut down and created again. torch creates the wrappers
-itself, for a registered backend.
+NCCL holds hundreds of MiB of device memory per communicator until it is destroyed. Megatron keeps references to process
+groups in many places, so here a group is a thin wrapper around another one, which is shut down and created again.
 """
 
 from __future__ import annotations
@@ -12,17 +10,82 @@ import datetime
 import functools
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch._C._distributed_c10d import Backend as Communicators
+from torch._C._distributed_c10d import _DistributedBackendOptions
 from torch.distributed import Backend, PrefixStore, ProcessGroup, Store
+from torch.distributed.distributed_c10d import GroupName
 
-from dagrl.backends.megatron.engine.single_rank_group import SingleRankCollectives
+Tensors = Sequence[torch.Tensor]
 
-Opened = tuple[str, ProcessGroup.BackendType, Any]
+
+class SingleRankCollectives:
+    """Mixin before a ProcessGroup class, which then only handles point-to-point operations."""
+
+    def allreduce(self, tensors: Tensors, opts: object) -> dist.Work:
+        return _done(opts)
+
+    allreduce_coalesced = reduce = broadcast = allreduce
+
+    def barrier(self, opts: object = None) -> dist.Work:
+        return _done(opts)
+
+    def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: object = None) -> dist.Work:
+        return _copied([output], [mine], opts)
+
+    _reduce_scatter_base = _allgather_base
+
+    def allgather_into_tensor_coalesced(self, outputs: Tensors, mine: Tensors, opts: object = None) -> dist.Work:
+        return _copied(outputs, mine, opts)
+
+    reduce_scatter_tensor_coalesced = alltoall = allgather_into_tensor_coalesced
+
+    def alltoall_base(
+        self, output: torch.Tensor, mine: torch.Tensor, output_sizes: object, sizes: object, opts: object = None
+    ) -> dist.Work:
+        return _copied([output], [mine], opts)
+
+    def allgather(self, outputs: Sequence[Tensors], mine: Tensors, opts: object = None) -> dist.Work:
+        return _copied([output for (output,) in outputs], mine, opts)
+
+    gather = allgather
+
+    def reduce_scatter(self, outputs: Tensors, mine: Sequence[Tensors], opts: object = None) -> dist.Work:
+        return _copied(outputs, [tensor for (tensor,) in mine], opts)
+
+    scatter = reduce_scatter
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Do nothing: operations are immediate."""
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        return _done(None)
+
+
+def _copied(outputs: Tensors, inputs: Tensors, opts: object) -> dist.Work:
+    for output, tensor in zip(outputs, inputs, strict=True):
+        # Often a share of a buffer that is gathered in its place.
+        if output.data_ptr() != tensor.data_ptr():
+            output.view(-1).copy_(tensor.reshape(-1))
+    return _done(opts)
+
+
+def _done(opts: object) -> dist.Work:
+    """A finished work; on a GPU the copies are queued on the current stream, which is the one that waits."""
+    if getattr(opts, "reduceOp", None) == dist.ReduceOp.PREMUL_SUM:
+        raise NotImplementedError("PREMUL_SUM, which only Megatron's FSDP uses, is not supported for one rank")
+    over: torch.futures.Future[None] = torch.futures.Future()
+    over.set_result(None)
+    return _distributed_c10d._create_work_from_future(over)  # type: ignore[attr-defined]
+
+
+Opened = tuple[str, ProcessGroup.BackendType, Communicators]
 """Device type of a backend, its kind, and the backend."""
+type _Make = Callable[[_DistributedBackendOptions, Store, dist.ProcessGroupNCCL.Options | None], Opened]
 
 _PREFIX = "reloadable_"
 
@@ -42,10 +105,7 @@ _groups: list[ReloadableProcessGroup] = []
 
 
 def reloadable(backend: str) -> str:
-    """The name of a torch.distributed backend like `backend`, whose groups can be reloaded.
-
-    `backend` is ``nccl`` or ``gloo``. Pass the name to ``init_process_group``; later groups use it too.
-    """
+    """The name of a torch.distributed backend like `backend` (``nccl`` or ``gloo``), whose groups can be reloaded."""
     name = _PREFIX + backend
     if name not in Backend.backend_list:
         device, make = {"nccl": ("cuda", _nccl), "gloo": ("cpu", _gloo)}[backend]
@@ -57,7 +117,9 @@ def reloadable(backend: str) -> str:
 class ReloadableProcessGroup(ProcessGroup):
     """A process group whose communicators can be closed and opened. Created by torch for a backend of `reloadable`."""
 
-    def __init__(self, make: Callable[[Any, Store, Any], Opened], options: Any, backend_options: Any) -> None:
+    def __init__(
+        self, make: _Make, options: _DistributedBackendOptions, backend_options: dist.ProcessGroupNCCL.Options | None
+    ) -> None:
         # torch's stubs only have a constructor with a store, which does not work for subclasses.
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self._make, self._options, self._backend_options = make, options, backend_options
@@ -107,14 +169,13 @@ class ReloadableProcessGroup(ProcessGroup):
         _groups.remove(self)
 
     def get_group_store(self) -> Store:
-        """The store of the group's rendezvous, for all inner groups."""
         return self._options.store
 
     @property
     def _device_types(self) -> list[torch.device]:
         return self.inner._device_types
 
-    def _set_group_name(self, name: Any) -> None:
+    def _set_group_name(self, name: GroupName) -> None:
         super()._set_group_name(name)
         self._label("_set_group_name", name)
 
@@ -132,13 +193,15 @@ class SingleRankProcessGroup(SingleRankCollectives, ReloadableProcessGroup):  # 
     """A group of one rank, which needs no communicator."""
 
 
-def _group(make: Callable[[Any, Store, Any], Opened], options: Any, backend_options: Any) -> ReloadableProcessGroup:
+def _group(
+    make: _Make, options: _DistributedBackendOptions, backend_options: dist.ProcessGroupNCCL.Options | None
+) -> ReloadableProcessGroup:
     kind = SingleRankProcessGroup if options.group_size == 1 else ReloadableProcessGroup
     return kind(make, options, backend_options)
 
 
-def _delegate(name: str) -> Callable[..., Any]:
-    def method(self: ReloadableProcessGroup, *args: Any, **kwargs: Any) -> Any:
+def _delegate(name: str) -> Callable[..., object]:
+    def method(self: ReloadableProcessGroup, *args: object, **kwargs: object) -> object:
         return getattr(self.inner, name)(*args, **kwargs)
 
     return method
@@ -208,16 +271,18 @@ def _meet(timeout_s: float) -> None:
         ) from error
 
 
-def _nccl(options: Any, store: Store, backend_options: Any) -> Opened:
+def _nccl(
+    options: _DistributedBackendOptions, store: Store, backend_options: dist.ProcessGroupNCCL.Options | None
+) -> Opened:
     own = backend_options or dist.ProcessGroupNCCL.Options()
     own._timeout = options.timeout
     own.global_ranks_in_group = options.global_ranks_in_group
-    own.group_name = options.group_id
+    own.group_name = GroupName(options.group_id)
     backend = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, own)
     return "cuda", ProcessGroup.BackendType.NCCL, backend
 
 
-def _gloo(options: Any, store: Store, backend_options: Any) -> Opened:
+def _gloo(options: _DistributedBackendOptions, store: Store, backend_options: object) -> Opened:
     backend = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, options.timeout)
     return "cpu", ProcessGroup.BackendType.GLOO, backend
 
@@ -225,8 +290,8 @@ def _gloo(options: Any, store: Store, backend_options: Any) -> Opened:
 def _batch_point_to_point_through_shells() -> None:
     """Patch torch's ``batch_isend_irecv``, which does not batch in groups of a subclass.
 
-    Two ranks that each send before they receive would then deadlock with NCCL, as in pipeline and context parallelism.
-    Megatron and Transformer Engine look the function up in ``torch.distributed`` at each call.
+    Two ranks that each send before they receive would then deadlock with NCCL. Megatron and Transformer Engine look the
+    function up in ``torch.distributed`` at each call.
     """
     batch = dist.batch_isend_irecv
 

@@ -1,25 +1,61 @@
 """Megatron's TransformerConfig of an engine: what the model fixes, what dagrl sets, and what the pipeline file says.
 
-`model` builds by it. `dagrl.backends.families` translates the Hugging Face config, and `fields` checks what the user
-gave.
+`model` builds by it. `dagrl.backends.families` translates the Hugging Face config.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from enum import Enum
+from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch.nn.functional import silu
 
+from dagrl.backends.families.config_fields import MegatronFields
 from dagrl.backends.families.registry import buildable
-from dagrl.backends.megatron.engine.fields import arguments_of, build_config
 from dagrl.backends.megatron.engine.provider import finalize, make_provider
 from dagrl.backends.megatron.fields import FP8_RECIPE
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
+from dagrl.config.errors import suggest
+from dagrl.model_files.number_formats import NUMBER_FORMATS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+def arguments_of(
+    config_class: type, section: str, given: MegatronFields, *, defaults: MegatronFields, fixed: MegatronFields
+) -> MegatronFields:
+    """Keyword arguments of `config_class`: `defaults`, then the `given` ones of a `section`, then `fixed` ones.
+
+    Names of number formats and enumerations become torch's and Megatron's objects. Raises ValueError for a name that
+    the class does not have.
+    """
+    kinds = {field.name: field.type for field in dataclasses.fields(config_class) if field.init}
+    if unknown := sorted(given.keys() - kinds.keys()):
+        message = f"{section}.{unknown[0]}: Megatron's {config_class.__name__} has no such field"
+        raise ValueError(f"{message}; {suggest(unknown[0], kinds)}")
+    return {**defaults, **{name: _value(kinds[name], value) for name, value in given.items()}, **fixed}
+
+
+def build_config[Config](config_class: type[Config], section: str, arguments: MegatronFields) -> Config:
+    """Build the config. Raises ValueError with the section if Megatron rejects the arguments."""
+    try:
+        return config_class(**arguments)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"{section}: Megatron rejects these fields: {error}") from error
+
+
+def _value(kind: object, value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if "torch.dtype" in str(kind) and value in NUMBER_FORMATS:
+        return getattr(torch, NUMBER_FORMATS[value].torch_name)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind.__members__.get(value, value)
+    return value
 
 
 FP8_DEFAULTS = {
@@ -34,7 +70,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     """Megatron's config: the model's fields, the engine's own, and those of ``spec.transformer``.
 
     Weights and activations are bfloat16 on a GPU and float32 without one, unless ``transformer.bf16`` says otherwise.
-    ValueError for fields that Megatron does not have or refuses. `layout_rules` has checked the layout.
+    ValueError for fields that Megatron does not have or refuses.
     """
     family, fields = buildable(hf_config.to_dict())
     from_model = family.transformer_fields(fields) if family.bridged else transformer_fields(hf_config)
@@ -85,7 +121,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     return config
 
 
-def transformer_fields(hf_config: PretrainedConfig) -> dict[str, Any]:
+def transformer_fields(hf_config: PretrainedConfig) -> MegatronFields:
     """Fields of Megatron's config that follow from the model. ValueError where the engine cannot build it."""
     family, fields = buildable(hf_config.to_dict())
     shape = family.shape(fields)
@@ -106,11 +142,10 @@ def transformer_fields(hf_config: PretrainedConfig) -> dict[str, Any]:
     }
 
 
-def _build(kind: type[TransformerConfig], fields: dict[str, Any]) -> TransformerConfig:
+def _build(kind: type[TransformerConfig], fields: MegatronFields) -> TransformerConfig:
     """Build the config, also for a router whose softmax is over a single chosen expert.
 
-    The weight of that expert is always 1, so the router gets no gradient. Megatron refuses such a config, and Hugging
-    Face computes exactly that. Megatron's router itself takes the field as it is set afterwards.
+    Megatron refuses that, as such a router gets no gradient, but computes it if the field is set afterwards.
     """
     single = fields.get("moe_router_topk") == 1 and fields.get("moe_router_score_function") == "softmax"
     config = build_config(kind, "transformer", fields | ({"moe_router_pre_softmax": True} if single else {}))
@@ -119,11 +154,11 @@ def _build(kind: type[TransformerConfig], fields: dict[str, Any]) -> Transformer
     return config
 
 
-def _pipeline_fields(parallel: ParallelSpec) -> dict[str, Any]:
+def _pipeline_fields(parallel: ParallelSpec) -> MegatronFields:
     if parallel.pp == 1:
         return {}
     # Packed micro-batches have different lengths.
-    fields: dict[str, Any] = {"variable_seq_lengths": True}
+    fields: MegatronFields = {"variable_seq_lengths": True}
     if parallel.vpp is not None:
         # With two stages and batched messages the interleaved schedule mixes up what it sends, without a word.
         fields |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from dagrl.backends.megatron.engine.adapters import adapter_plan
-from dagrl.backends.megatron.engine.gather import Gatherer
-from dagrl.backends.megatron.engine.merge import Merger
+from dagrl.backends.megatron.engine.gather import Gatherer, Merger
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, held_tensors, owner_of, plan
 from dagrl.backends.megatron.lora import LoraSpec

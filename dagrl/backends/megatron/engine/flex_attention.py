@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -17,6 +17,9 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from dagrl.backends.megatron.engine.cpu.attention import window_of
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 class FlexAttention(MegatronModule):
@@ -31,7 +34,7 @@ class FlexAttention(MegatronModule):
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
         k_channels: int | None = None,
-        **unused: Any,
+        **unused: object,
     ) -> None:
         super().__init__(config=config)
         assert config.context_parallel_size == 1, "capped attention does not split sequences over ranks"
@@ -47,7 +50,7 @@ class FlexAttention(MegatronModule):
         value: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
-        **unused: Any,
+        **unused: object,
     ) -> torch.Tensor:
         """Attend within each sequence of the pack.
 
@@ -76,8 +79,7 @@ def _flex_attention() -> Callable[..., torch.Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # One kernel for packs of any length.
-    compiled: Any = torch.compile(cast("Any", flex_attention), dynamic=True)
-    return cast("Callable[..., torch.Tensor]", compiled)
+    return torch.compile(cast("Callable[..., torch.Tensor]", flex_attention), dynamic=True)
 
 
 @cache
@@ -86,24 +88,26 @@ def _capped(cap: float, device: torch.device) -> Callable[..., torch.Tensor]:
     # A number would be traced as a symbol with dynamic shapes, and the backward pass takes no symbolic floats.
     limit = torch.tensor(cap, device=device)
 
-    def capped(score: torch.Tensor, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+    def capped(
+        score: torch.Tensor, batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
         return limit * torch.tanh(score / limit)
 
     return capped
 
 
-def _mask_of(pack: PackedSeqParams, bounds: torch.Tensor, tokens: int, window: int | None) -> Any:
+def _mask_of(pack: PackedSeqParams, bounds: torch.Tensor, tokens: int, window: int | None) -> BlockMask:
     """The mask of a pack, made once for all layers with the same window; recomputation finds it again."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    masks: dict[int | None, Any] = pack.__dict__.setdefault("_block_masks", {})
+    masks: dict[int | None, BlockMask] = pack.__dict__.setdefault("_block_masks", {})
     if window not in masks:
         places = torch.arange(tokens, device=bounds.device, dtype=bounds.dtype)
         sequence = torch.bucketize(places, bounds[1:], right=True)
         # One mask function, and so one kernel, with and without a window.
         reach = torch.tensor(tokens if window is None else window, device=bounds.device)
 
-        def attends(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        def attends(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             return (sequence[query] == sequence[key]) & (query >= key) & (query - key <= reach)
 
         masks[window] = create_block_mask(attends, None, None, tokens, tokens, device=str(bounds.device))

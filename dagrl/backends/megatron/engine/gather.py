@@ -17,6 +17,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from dagrl.backends.megatron.engine.weight_plan import PlannedTensor, owner_of
+from dagrl.backends.megatron.lora import LoraSpec, adapters
 from dagrl.weight_sync.copies import CopyPlan
 from dagrl.weight_sync.staging import ReleasableBuffer
 
@@ -57,9 +58,9 @@ class Gatherer:
         assert not self._pipeline.takes_part or (self._experts.takes_part and self._experts.rank == 0)
         exchanges = [list(self._exchanges(bucket)) for bucket in buckets]
         self._sent = ReleasableBuffer(
-            max((each.sent for bucket in exchanges for each in bucket), default=0), self._device
+            max((exchange.sent for bucket in exchanges for exchange in bucket), default=0), self._device
         )
-        received = (sum(each.received for each in bucket) for bucket in exchanges)
+        received = (sum(exchange.received for exchange in bucket) for bucket in exchanges)
         self._received = ReleasableBuffer(max(received, default=0), self._device)
         self._planned: dict[int, tuple[list[_Hop], list[list[Tensor]]]] = {}
         """For each bucket used so far, its exchanges with their buffers, and the gathered parts."""
@@ -85,7 +86,6 @@ class Gatherer:
         return parts
 
     def _exchanges(self, bucket: Sequence[PlannedTensor]) -> Iterator[_Exchange]:
-        """The exchanges for a bucket in this rank's teams, in order."""
         mine = [tensor for tensor in bucket if tensor.stage == self._stage]
         if self._by_owner:
             mine = [tensor for tensor in mine if tensor.expert_rank in (None, self._expert_rank)]
@@ -135,7 +135,6 @@ class Gatherer:
         return _Hop(exchange.team.group, pack, sent, received, exchange.taken, given)
 
     def _holders(self, tensor: PlannedTensor) -> range:
-        """Ranks within the team that hold a full tensor's parts."""
         if tensor.expert_rank is None or self._by_owner:
             return range(tensor.parts)
         # Ranks of a team that share an expert are consecutive.
@@ -143,11 +142,10 @@ class Gatherer:
         return range(first, first + tensor.parts)
 
     def _bytes_sent(self, senders: Sequence[Sequence[PlannedTensor]]) -> list[int]:
-        """Bytes that each rank of the team sends."""
         return [0, *(sum(map(self._stride, tensors)) for tensors in senders[1:])]
 
     def _stride(self, tensor: PlannedTensor) -> int:
-        return -(-self._nbytes(tensor) // _ALIGNMENT) * _ALIGNMENT
+        return _aligned(self._nbytes(tensor))
 
     def _nbytes(self, tensor: PlannedTensor) -> int:
         return torch.Size(tensor.shape).numel() * tensor.dtype(self._dtype).itemsize
@@ -194,7 +192,6 @@ class _Exchange:
 
     @property
     def taken(self) -> list[int]:
-        """Bytes that this rank receives from each."""
         return self.nbytes if self.team.rank == 0 else [0] * self.team.size
 
     @property
@@ -204,8 +201,6 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """An exchange with its buffers."""
-
     group: dist.ProcessGroup
     pack: CopyPlan
     sent: Tensor
@@ -217,3 +212,93 @@ class _Hop:
         self.pack.run()
         # The only collective with parts of any size on both NCCL and gloo.
         dist.all_to_all_single(self.received, self.sent, self.taken, self.given, group=self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    base: Tensor
+    a: Tensor
+    b: Tensor
+    group: dist.ProcessGroup
+    """The ranks that share the layer."""
+    target: Tensor
+
+    def run(self, scale: float) -> None:
+        a, b = self.a, self.b
+        # Megatron-bridge cuts the side of an adapter that its base has whole.
+        if len(a) != b.shape[1]:
+            a = _gathered(a, self.group)
+        if len(b) != len(self.base):
+            b = _gathered(b, self.group)
+        # One rounding: the product is added before the result takes the weights' dtype.
+        torch.addmm(self.base, b, a, alpha=scale, out=self.target)
+
+
+class Merger:
+    """Keeps a rank's merged weights of one bucket at a time."""
+
+    def __init__(
+        self,
+        held: Mapping[str, Tensor],
+        held_adapters: Mapping[str, Tensor],
+        buckets: Sequence[Sequence[PlannedTensor]],
+        lora: LoraSpec,
+    ) -> None:
+        """`held` are this rank's own weights and `held_adapters` the tensors of its adapters, by Megatron's names."""
+        self._scale = lora.scale
+        some = next(iter(held_adapters.values()))
+        mine = [
+            [
+                (tensor, adapter)
+                for tensor in bucket
+                if tensor.mapped.megatron in held and _is_sent(tensor)
+                for adapter in adapters([tensor.mapped], lora)
+            ]
+            for bucket in buckets
+        ]
+        sizes = [[_aligned(held[tensor.mapped.megatron].nbytes) for tensor, _ in pairs] for pairs in mine]
+        self._buffer = ReleasableBuffer(max(map(sum, sizes), default=0), some.device)
+        self._merges: list[list[_Merge]] = []
+        self.merged: dict[str, Tensor] = dict(held)
+        """`held` with the places of the merged weights, which are valid after `merge` of their bucket."""
+        dense = parallel_state.get_tensor_model_parallel_group()
+        expert = parallel_state.get_expert_tensor_parallel_group()
+        for pairs, nbytes in zip(mine, sizes, strict=True):
+            blocks = self._buffer.bytes[: sum(nbytes)].split(nbytes) if nbytes else []
+            merges = []
+            for (tensor, adapter), block in zip(pairs, blocks, strict=True):
+                base = held[tensor.mapped.megatron].detach()
+                target = block[: base.nbytes].view(base.dtype).view(base.shape)
+                self.merged[tensor.mapped.megatron] = target
+                a, b = (held_adapters[part.megatron].detach() for part in (adapter.a, adapter.b))
+                group = dense if tensor.expert_rank is None else expert
+                merges.append(_Merge(base, a, b, group, target))
+            self._merges.append(merges)
+
+    def allocate(self) -> None:
+        self._buffer.allocate()
+
+    def release(self) -> None:
+        self._buffer.release()
+
+    def merge(self, index: int) -> None:
+        """Merge the weights of a bucket. Collective over the ranks that share a layer."""
+        for weight in self._merges[index]:
+            weight.run(self._scale)
+
+
+def _is_sent(tensor: PlannedTensor) -> bool:
+    """Whether this rank's replica is the one whose weights are gathered."""
+    if tensor.expert_rank is None:
+        return parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    return parallel_state.get_expert_data_parallel_rank() == 0
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _gathered(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    parts = [torch.empty_like(tensor) for _ in range(group.size())]
+    dist.all_gather(parts, tensor.contiguous(), group=group)
+    return torch.cat(parts)

@@ -6,8 +6,9 @@ none at all. `linear_loss` serves losses whose gradient is known in the forward 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -31,11 +32,8 @@ def token_logprobs(
     """Log-prob of each target, and the entropy in nats of its distribution, softmax(logits / temperature).
 
     `logits` [T, width] are this rank's `columns` of the vocabulary, `targets` token ids, int64 [T], `candidates`
-    further ones, int64 [T, k].
-
-    Returns float32 tensors (float64 for float64 logits), the same on every rank of the group; the entropy is None
-    unless requested. As in Megatron, every rank is assumed to compute the same loss from it, so that the gradient of a
-    rank's logits needs no communication.
+    further ones, int64 [T, k]. Returns float32 tensors (float64 for float64 logits), the same on every rank of the
+    group. Every rank is assumed to compute the same loss from it, so that the gradient needs no communication.
     """
     assert logits.shape[:1] == targets.shape, "one row of logits for each target"
     return TokenScores(*_OfLogits.apply(logits, targets, columns, candidates))
@@ -57,10 +55,22 @@ def linear_token_logprobs(
     return TokenScores(*_OfLinear.apply(hidden, weight, targets, columns, candidates))
 
 
+class ScoresContext(Protocol):
+    """Autograd's context of these functions, with what a forward pass leaves to its backward pass."""
+
+    saved_tensors: tuple[torch.Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    columns: VocabColumns
+    weight_dtype: torch.dtype
+
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None: ...
+
+
 class _OfLogits(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: ScoresContext,
         logits: torch.Tensor,
         targets: torch.Tensor,
         columns: VocabColumns,
@@ -73,7 +83,7 @@ class _OfLogits(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: ScoresContext, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logits, targets, candidates, log_sum, entropy = ctx.saved_tensors
         slopes = Slopes(targets, candidates, log_sum, entropy, TokenScores(*grads), ctx.columns)
         grad = torch.empty_like(logits)
@@ -85,7 +95,7 @@ class _OfLogits(torch.autograd.Function):
 class _OfLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: ScoresContext,
         hidden: torch.Tensor,
         weight: torch.Tensor,
         targets: torch.Tensor,
@@ -99,7 +109,7 @@ class _OfLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: ScoresContext, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, targets, candidates, log_sum, entropy = ctx.saved_tensors
         slopes = Slopes(targets, candidates, log_sum, entropy, TokenScores(*grads), ctx.columns)
         grad_hidden = torch.empty_like(hidden)
@@ -189,8 +199,8 @@ class Slopes:
     def _entries(self, logits: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Columns of the target and of the candidates, and their gradient: d log p[i] / dx = onehot(i) - p, summed.
 
-        In float32 before it is rounded once: where student and teacher agree the two parts cancel. A token of another
-        rank stands for column 0, whose gradient is right too. Ids may be equal.
+        Rounded once, as the two parts cancel where student and teacher agree. A token of another rank stands for column
+        0, whose gradient is right too. Ids may be equal.
         """
         assert self.candidates is not None and self.grads.candidates is not None
         ids = torch.cat([self.targets[part, None], self.candidates[part]], dim=1)
@@ -235,3 +245,82 @@ def _write_gradient(
     is_target = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int32)[None] == target[:, None]
     grad = torch.where(is_target, grad_logprob[:, None], 0.0) - log_p.exp() * slope
     out.copy_(grad / temperature)
+
+
+SlopesOf = Callable[[slice, TokenScores], TokenScores]
+"""Given some of the tokens and their scores, the gradient of the loss with respect to these; float32."""
+
+_AT_ONCE = 5
+"""Chunks of logits in a product, 1.25 GiB in bfloat16: for each product the sum of the weight's gradient is read and
+written, which with chunks of a third of that took a fifth of the time."""
+
+
+def linear_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    columns: VocabColumns,
+    slopes_of: SlopesOf,
+    candidates: torch.Tensor | None = None,
+) -> tuple[TokenScores, torch.Tensor]:
+    """`linear_token_logprobs` without gradient, and a scalar 0 that has the gradient of the loss.
+
+    Add the scalar to the loss, whose slopes `slopes_of` returns. The gradient of `hidden` is this rank's part: the
+    caller sums it over the columns' group. Runs backward once.
+    """
+    *scores, carrier = _LinearLoss.apply(hidden, weight, targets, columns, slopes_of, candidates)
+    return TokenScores(*scores), carrier
+
+
+class _LinearLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: ScoresContext,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        columns: VocabColumns,
+        slopes_of: SlopesOf,
+        candidates: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logprob = hidden.new_empty(len(hidden), dtype=wide)
+        scores = TokenScores(
+            logprob,
+            torch.empty_like(logprob) if columns.with_entropy else None,
+            None if candidates is None else logprob.new_empty(candidates.shape),
+        )
+        needs_hidden, needs_weight, *_ = ctx.needs_input_grad
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = WeightGradient(weight)
+        for part in columns.chunks(len(hidden), at_once=_AT_ONCE):
+            logits = hidden[part] @ weight.t()
+            of_part, ids = columns.of(part), None if candidates is None else candidates[part]
+            own = statistics(logits.__getitem__, logits, targets[part], of_part, ids)
+            for whole, some in zip(scores, own.scores, strict=True):
+                if whole is not None and some is not None:
+                    whole[part] = some
+            slopes = Slopes(targets[part], ids, own.log_sum, own.scores.entropy, slopes_of(part, own.scores), of_part)
+            for piece in columns.chunks(len(logits)):
+                rows = logits[piece]
+                slopes.write(rows, rows, piece)
+            if grad_hidden is not None:
+                torch.mm(logits, weight, out=grad_hidden[part])
+            if needs_weight:
+                grad_weight.add(logits, hidden[part])
+        ctx.save_for_backward(grad_hidden, grad_weight.total if needs_weight else None)
+        ctx.weight_dtype = weight.dtype
+        ctx.mark_non_differentiable(*(score for score in scores if score is not None))
+        return *scores, logprob.new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: ScoresContext, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        scale = grads[-1]
+        if grad_hidden is not None:
+            grad_hidden.mul_(scale)
+        if grad_weight is not None:
+            # In one pass: the sum has the size of two output layers.
+            grad_weight = torch.mul(grad_weight, scale, out=torch.empty_like(grad_weight, dtype=ctx.weight_dtype))
+        return grad_hidden, grad_weight, None, None, None, None

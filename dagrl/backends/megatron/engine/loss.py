@@ -121,6 +121,6 @@ class MicroBatchLoss:
 def join_replicas(metrics: Mapping[str, Stat]) -> dict[str, Stat]:
     """Metrics of all data-parallel ranks, merged, identical on each. Ranks may lack some. Collective."""
     group = parallel_state.get_data_parallel_group()
-    parts: list[Any] = [None] * dist.get_world_size(group)
+    parts: list[dict[str, Stat]] = [{}] * dist.get_world_size(group)
     dist.all_gather_object(parts, dict(metrics), group=group)
     return merge(parts)

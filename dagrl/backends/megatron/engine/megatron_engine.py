@@ -21,7 +21,7 @@ from dagrl.backends.megatron.engine.config import transformer_config
 from dagrl.backends.megatron.engine.loss import join_replicas
 from dagrl.backends.megatron.engine.memory import EngineOffloader, release_caches
 from dagrl.backends.megatron.engine.model import build_model
-from dagrl.backends.megatron.engine.moving_average import MovingAverage
+from dagrl.backends.megatron.engine.moving_average import MovingAverage, StartWeights
 from dagrl.backends.megatron.engine.optimizer import (
     apply_gradient,
     clear_gradients,
@@ -31,12 +31,9 @@ from dagrl.backends.megatron.engine.optimizer import (
     optimizer_config,
     wrap_for_training,
 )
-from dagrl.backends.megatron.engine.prefix_sharing import share_prefixes
 from dagrl.backends.megatron.engine.router_replay import RouterReplay
-from dagrl.backends.megatron.engine.start_weights import StartWeights
 from dagrl.backends.megatron.engine.step import PackedModel
 from dagrl.backends.megatron.engine.stored_weights import load_start_weights
-from dagrl.backends.megatron.engine.vision import freeze_towers
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.runtime.device_memory import device_gib_used
 from dagrl.backends.runtime.initial_weights import weight_source
@@ -70,29 +67,25 @@ class MegatronEngine:
     ) -> None:
         """Join the other ranks and build the model with its initial weights. Collective.
 
-        `train_steps` is the length of the learning-rate schedule. An engine that is not `trainable` has no gradients
-        and no optimizer. `keep_start_weights` keeps a copy of the weights in host memory for `start_weights`, and
-        `moving_average` their moving average of this rate for `average_weights`.
-        `keeps_no_cache` frees cached device memory after each task, save or sync, for colocated engines. Random initial
-        weights are drawn from ``ranks.seed``: engines with equal seeds have equal weights. Raises ValueError for errors
-        of the pipeline, if possible before waiting for other ranks, and TimeoutError if the ranks do not meet.
+        `train_steps` is the length of the learning-rate schedule. Only a `trainable` engine has gradients and an
+        optimizer. `keep_start_weights` keeps a copy for `start_weights`, `moving_average` their average of this rate
+        for `average_weights`. `keeps_no_cache` frees cached device memory after each task. Engines with equal
+        ``ranks.seed`` have equal random weights. ValueError for errors of the pipeline, TimeoutError if the ranks do
+        not meet.
         """
         self.policy_version = 0
         self._hf_config = load_hf_config(model)
         config = transformer_config(self._hf_config, spec)
         training_configs = (ddp_config(spec), optimizer_config(spec, config.params_dtype)) if trainable else None
-        load_hf_weights, self._make_exporter = converter(self._hf_config, spec)
+        load_weights, self._make_exporter = converter(self._hf_config, spec)
         distributed.start(ranks, spec.parallel)
         self._timeout_s, self._gib_used_by_others = ranks.timeout_s, device_gib_used()
         self._keeps_no_cache, self._keeps_communicators = keeps_no_cache, spec.keep_communicators
         chunks = build_model(self._hf_config, spec, config)
-        if spec.prefix_sharing:
-            for chunk in chunks:
-                share_prefixes(chunk)
         if spec.dist_checkpointing_path is not None:
             load_start_weights(chunks, self._hf_config, spec.dist_checkpointing_path, spec.head)
         else:
-            load_hf_weights(chunks, self._hf_config, weight_source(model, ranks.seed))
+            load_weights(chunks, self._hf_config, weight_source(model, ranks.seed))
         self._has_adapters = spec.lora is not None
         if spec.lora is not None:
             add_adapters(chunks, self._hf_config, spec.lora, head=spec.head, seed=ranks.seed, trainable=trainable)
@@ -100,8 +93,6 @@ class MegatronEngine:
         self._start_weights = StartWeights(chunks) if keep_start_weights and not self._has_adapters else None
         self._training: checkpoint.TrainingState | None = None
         self._writer = BackgroundWriter(ranks.timeout_s)
-        if "vision" in spec.freeze:
-            freeze_towers(chunks)
         self._average = MovingAverage(chunks, moving_average) if moving_average is not None else None
         if training_configs is not None:
             chunks = wrap_for_training(chunks, training_configs[0])
@@ -109,12 +100,9 @@ class MegatronEngine:
             optimizer = get_megatron_optimizer(training_configs[1], chunks)
             schedule = make_schedule(optimizer, spec.lr_schedule, train_steps=train_steps)
             self._training = checkpoint.TrainingState(chunks, optimizer, schedule, spec.parallel, self._average)
-        self._memory = EngineOffloader(
-            chunks,
-            self._training.optimizer if self._training else None,
-            spec.offload,
-            sends_trained=trainable and spec.sent_adapter is not None,
-        )
+        optimizer = self._training.optimizer if self._training else None
+        sends_trained = trainable and spec.sent_adapter is not None
+        self._memory = EngineOffloader(chunks, optimizer, spec.offload, sends_trained=sends_trained)
         self._model = PackedModel(
             chunks,
             self._hf_config.get_text_config().vocab_size,
@@ -202,11 +190,9 @@ class MegatronEngine:
         return join_replicas(merge(metrics)) | {"grad_norm": Stat.of(norms), "lr": Stat.of([lr])}
 
     def sleep(self, residency: Residency = Residency.ASLEEP) -> SleepReport:
-        """See `Engine.sleep`. Raises RuntimeError if it is already asleep; TimeoutError if other ranks do not
-        sleep.
+        """See `Engine.sleep`. RuntimeError if it is already asleep; TimeoutError if other ranks do not sleep.
 
-        The figures are the driver's for the whole device: `held_gib` includes what other processes allocated since this
-        engine was built, and both include what they do meanwhile.
+        The figures are the driver's for the whole device, with what other processes allocate meanwhile.
         """
         self._writer.wait_until_copied()
         before = device_gib_used()
@@ -218,10 +204,7 @@ class MegatronEngine:
         return SleepReport(freed_gib=before - device_gib_used(), held_gib=before - self._gib_used_by_others)
 
     def wake(self, residency: Residency = Residency.AWAKE) -> None:
-        """See `Engine.wake`. Raises RuntimeError if it is already awake.
-
-        Closed NCCL communicators connect again in the first task.
-        """
+        """See `Engine.wake`. RuntimeError if it is already awake. Communicators connect again in the first task."""
         was_asleep = self._memory.residency is Residency.ASLEEP
         self._memory.wake(residency)
         if was_asleep and not self._keeps_communicators:
@@ -267,10 +250,7 @@ class MegatronEngine:
         return exported(self.weight_exporter(bucket_bytes), is_root=torch.distributed.get_rank() == 0)
 
     def save(self, folder: Path, *, asynchronous: bool = False) -> None:
-        """See `TrainEngine.save`. Raises OSError if the state cannot be written.
-
-        An asynchronous save is copied to the host meanwhile: whatever changes the state waits for that.
-        """
+        """See `TrainEngine.save`. OSError if the state cannot be written."""
         training = self._own_training()
         with self._at_work(), self._memory.optimizer():
             checkpoint.save(
@@ -304,10 +284,7 @@ class MegatronEngine:
 def converter(
     hf_config: PretrainedConfig, spec: MegatronEngineSpec
 ) -> tuple[Callable[..., None], Callable[..., WeightExporter]]:
-    """The functions that load and export Hugging Face weights: by the family's tables, if it has them.
-
-    ValueError for a model that the engine cannot build.
-    """
+    """The functions that load and export Hugging Face weights: by the family's tables, if it has them."""
     family, _ = buildable(hf_config.to_dict())
     if family.has_tables:
         exporter = partial(export.make_exporter, head=spec.head, lora=spec.lora)

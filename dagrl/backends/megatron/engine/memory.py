@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -43,8 +42,8 @@ class EngineOffloader:
     ) -> None:
         """`chunks` are wrapped for training if there is an `optimizer`; without one there are only weights.
 
-        `sends_trained`: a sync needs the trained parameters alone, and not the frozen ones. Offloads what `offload`
-        names at once. Raises ValueError if it cannot be offloaded.
+        `sends_trained`: a sync needs the trained parameters alone. Offloads what `offload` names at once. ValueError if
+        it cannot be offloaded.
         """
         self._residency = Residency.AWAKE
         self.rests_away = offload.param or offload.optimizer
@@ -73,7 +72,6 @@ class EngineOffloader:
 
     @property
     def residency(self) -> Residency:
-        """Contents that the device may hold now."""
         return self._residency
 
     def weights(self) -> AbstractContextManager[None]:
@@ -132,30 +130,29 @@ class EngineOffloader:
 
 
 def weight_storages(chunks: Sequence[torch.nn.Module]) -> Storages:
-    """The parameters' storages, or buffers that many of them share."""
     return storages_of(parameter for chunk in chunks for parameter in chunk.parameters())
 
 
 def trained_storages(chunks: Sequence[torch.nn.Module]) -> Storages:
-    """The storages of parameters that an update changes."""
-    return storages_of(each for chunk in chunks for each in chunk.parameters() if each.requires_grad)
+    trained = (parameter for chunk in chunks for parameter in chunk.parameters() if parameter.requires_grad)
+    return storages_of(trained)
 
 
-def gradient_storages(chunks: Sequence[Any]) -> Storages:
+def gradient_storages(chunks: Sequence[MegatronModule]) -> Storages:
     """Gradient buffers of chunks wrapped for training, except for what weights share with them."""
     buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     tensors = itertools.chain.from_iterable((buffer.grad_data, *buffer.extra_main_grads) for buffer in buffers)
     return _without(storages_of(tensors), weight_storages(chunks))
 
 
-def optimizer_storages(chunks: Sequence[Any], optimizer: MegatronOptimizer) -> Storages:
+def optimizer_storages(chunks: Sequence[MegatronModule], optimizer: MegatronOptimizer) -> Storages:
     """Float32 weights and moments on the device, except for the model's own weights."""
     device = next(chunks[0].parameters()).device.type
     mine = (tensor for tensor in _optimizer_tensors(optimizer) if tensor.device.type == device)
     return _without(_without(storages_of(mine), weight_storages(chunks)), gradient_storages(chunks))
 
 
-def _needs_its_addresses(chunks: Sequence[Any]) -> str:
+def _needs_its_addresses(chunks: Sequence[MegatronModule]) -> str:
     """Why this model's memory must keep its addresses; empty if it need not."""
     config = get_model_config(chunks[0])
     if config.cuda_graph_impl != "none":
@@ -167,13 +164,13 @@ def _needs_its_addresses(chunks: Sequence[Any]) -> str:
     return ""
 
 
-def _gradients(chunks: Sequence[Any], optimizer: MegatronOptimizer) -> Storages:
+def _gradients(chunks: Sequence[MegatronModule], optimizer: MegatronOptimizer) -> Storages:
     # The optimizer keeps gradients of its last step if it converted their precision.
     optimizer.zero_grad()
     return gradient_storages(chunks)
 
 
-def _optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+def _optimizer_tensors(optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         # A rank may have no parameters to optimize.
         if part.optimizer is None:

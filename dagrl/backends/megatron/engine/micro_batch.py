@@ -157,8 +157,8 @@ class Packing:
     def bins(self, batch: Batch, budget: int, at_least: int = 1, *, whole_groups: bool = False) -> list[np.ndarray]:
         """Rows of each micro-batch of at most `budget` tokens with padding; empty for a batch without rows.
 
-        With `whole_groups`, rows of one ``group_id`` stay together. Raises ValueError if a row, or a group, is longer
-        than the budget.
+        With `whole_groups`, rows of one ``group_id`` stay together. ValueError if a row, or a group, exceeds the
+        budget.
         """
         groups = batch["group_id"].values if whole_groups else None
         padded = self._padded(_lengths(batch))
@@ -168,17 +168,14 @@ class Packing:
         return pack_shared(rows, budget, at_least, groups, alignment=self.alignment, least=self.shared_prefix)
 
     def tokens(self, batch: Batch, rows: np.ndarray) -> int:
-        """Tokens of the pack of `rows` with padding."""
         return int(self._layout(batch, rows).padded.sum()) or self.alignment
 
     def micro_batch(
         self, batch: Batch, rows: np.ndarray, device: torch.device, tokens: int | None = None
     ) -> MicroBatch:
-        """Pack `rows` of `batch`, and extract this context-parallel rank's part.
+        """Pack `rows` of `batch`, padded to `tokens` if given, and extract this context-parallel rank's part.
 
-        With `tokens`, the pack is padded to that many, a multiple of the alignment.
-
-        Without rows the micro-batch reads nothing: its rank still runs the model to take part in collectives.
+        Without rows the micro-batch reads nothing: its rank still takes part in collectives.
         """
         layout = self._layout(batch, rows)
         padded, prompts = layout.padded, batch["prompt_tokens"].lengths[rows]
@@ -190,11 +187,9 @@ class Packing:
         token_ids = np.zeros(padded.sum(), dtype=np.int64)
         for places, row in zip(layout.places, rows, strict=True):
             token_ids[places] = _tokens(batch, row)
-        if self.at_row_end:
-            read = [places[-1:] for places in layout.places]
-        else:
-            # The output at the previous position predicts a token.
-            read = [places[prompt - 1 : -1] for places, prompt in zip(layout.places, prompts, strict=True)]
+        # The output at the previous position predicts a token.
+        bounds = (slice(-1, None) if self.at_row_end else slice(prompt - 1, -1) for prompt in prompts)
+        read = [places[part] for places, part in zip(layout.places, bounds, strict=True)]
         counts = np.array([len(places) for places in read], dtype=np.int64)
         followers = [_tokens(batch, row)[-count:] for count, row in zip(counts, rows, strict=True) if count]
         held = zigzag_index(padded, self.context_rank, self.context_ranks)
@@ -246,7 +241,6 @@ class Packing:
         return column.values
 
     def _layout(self, batch: Batch, rows: np.ndarray) -> _PackLayout:
-        """Where the tokens of `rows` are in their pack."""
         if self.shared_prefix is not None and len(rows) > 1:
             tree = prefix_tree([_tokens(batch, row) for row in rows], self.shared_prefix)
             if len(tree.runs) != len(rows) or (tree.parents >= 0).any():
@@ -287,14 +281,12 @@ class _PackLayout:
 
     @staticmethod
     def of_rows(lengths: np.ndarray, padded: np.ndarray) -> _PackLayout:
-        """Whole rows."""
         starts = np.cumsum(padded) - padded
         places = [start + np.arange(length) for start, length in zip(starts, lengths, strict=True)]
         return _PackLayout(padded, places, np.zeros_like(padded))
 
     @staticmethod
     def of_runs(tree: PrefixTree, padded: np.ndarray) -> _PackLayout:
-        """Runs, of which rows are paths."""
         starts = np.cumsum(padded) - padded
         runs = [start + np.arange(length) for start, length in zip(starts, tree.lengths, strict=True)]
         paths = [tree.path(int(end)) for end in tree.ends]
@@ -309,7 +301,6 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _temperatures(batch: Batch) -> np.ndarray:
-    """The temperature of each row, float32 [S]; 1 if the batch does not have them."""
     return batch["temperature"].values if "temperature" in batch else np.ones(len(batch), dtype=np.float32)
 
 
@@ -325,7 +316,6 @@ def _distinct(
 
 
 def _tokens(batch: Batch, row: int) -> np.ndarray:
-    """Prompt and response of a row, int64."""
     parts = (batch["prompt_tokens"][row], batch["response_tokens"][row])
     return np.concatenate([part.astype(np.int64) for part in parts])
 

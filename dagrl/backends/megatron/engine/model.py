@@ -17,19 +17,18 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from dagrl.backends.families.registry import buildable
 from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
-from dagrl.backends.megatron.engine.latent_attention import use_latent_norms
 from dagrl.backends.megatron.engine.output import ScalarHead
-from dagrl.backends.megatron.engine.provider import provide
+from dagrl.backends.megatron.engine.prefix_sharing import share_prefixes
+from dagrl.backends.megatron.engine.provider import provide, use_latent_norms
 from dagrl.backends.megatron.engine.vision import VisionGPTModel
-from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.backends.megatron.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.section import MegatronEngineSpec, padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
 def build_model(hf_config: PretrainedConfig, spec: MegatronEngineSpec, config: TransformerConfig) -> list[GPTModel]:
-    """Build the rank's model chunks (one, without virtual pipeline stages) on the rank's device.
+    """Build the rank's model chunks (one, without virtual pipeline stages) on the rank's device, weights unset.
 
     A chunk takes tokens [1, tokens] with PackedSeqParams. The last one returns logits [1, tokens, padded vocabulary /
     tp]; the columns beyond the vocabulary have logit 0, not minus infinity: leave them out of every softmax. With a
@@ -38,7 +37,13 @@ def build_model(hf_config: PretrainedConfig, spec: MegatronEngineSpec, config: T
     """
     _choose_modules()
     stages = spec.parallel.vpp
-    return [_chunk(hf_config, spec, config, stage) for stage in (range(stages) if stages else [None])]
+    chunks = [_chunk(hf_config, spec, config, stage) for stage in (range(stages) if stages else [None])]
+    for chunk in chunks:
+        if spec.prefix_sharing:
+            share_prefixes(chunk)
+        if "vision" in spec.freeze and isinstance(chunk, VisionGPTModel) and chunk.visual is not None:
+            chunk.visual.requires_grad_(False)
+    return chunks
 
 
 def unwrap(chunk: torch.nn.Module) -> torch.nn.Module:
@@ -51,7 +56,6 @@ def unwrap(chunk: torch.nn.Module) -> torch.nn.Module:
 def _chunk(
     hf_config: PretrainedConfig, spec: MegatronEngineSpec, config: TransformerConfig, virtual_stage: int | None
 ) -> GPTModel:
-    """The layers of one pipeline stage, or of one of its virtual stages."""
     family, fields = buildable(hf_config.to_dict())
     is_first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage)
     is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage)

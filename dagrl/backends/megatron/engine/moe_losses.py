@@ -33,12 +33,11 @@ class MoeLosses:
 
     @contextmanager
     def scaled_by(self, tokens_of: Sequence[int]) -> Iterator[None]:
-        """Context in which each micro-batch's loss is weighted by its share of all ranks' tokens with padding.
+        """Context in which each micro-batch's loss is weighted by its share of all ranks' tokens, `tokens_of` it with
+        padding.
 
-        `tokens_of` are those of each micro-batch.
-
-        Megatron multiplies the loss by the micro-batch's tokens, to divide all gradients by those of the global batch
-        at the end. Here other gradients have been divided already, so this loss must be too.
+        Megatron multiplies the loss by the micro-batch's tokens, and divides all gradients at the end; here they are
+        divided already.
         """
         if not self._names:
             yield
@@ -73,7 +72,6 @@ class MoeLosses:
 
 
 def _tracked(config: TransformerConfig) -> dict[str, str]:
-    """Megatron's names of the model's losses -> metric names."""
     if config.num_moe_experts is None:
         return {}
     kinds, coefficients = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff

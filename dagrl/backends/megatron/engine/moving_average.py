@@ -1,21 +1,51 @@
-"""The moving average of the weights that an engine trains, as a teacher of the policy itself."""
+"""Other weights of a trained model: its initial ones, as a reference policy, and a moving average, as a teacher."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, ShardedTensorFactory
 
 from dagrl.backends.megatron.lora import ADAPTER
 from dagrl.backends.megatron.stored.stored_tensors import AVERAGE
 from dagrl.backends.runtime.device_memory import HostMemory
 from dagrl.backends.runtime.pinned_memory import add_pinned, unpin
+
+
+class StartWeights:
+    """A copy of a model's weights on the host, which can be swapped with the model's own."""
+
+    def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
+        self._chunks = chunks
+        # One allocation, because pinned allocations are rounded up to powers of two.
+        self._aside = HostMemory()
+        self._in_model = False
+        for own, aside in self._aside.pieces(self._contents()):
+            aside.copy_(own)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Context in which the model has the frozen weights; afterwards its own, bit for bit."""
+        assert not self._in_model, "the initial weights are already in the model"
+        self._in_model = True
+        # Contents are swapped and tensors stay, because gradient buffers and the optimizer have views of them.
+        self._aside.swap(self._contents())
+        try:
+            yield
+        finally:
+            self._aside.swap(self._contents())
+            self._in_model = False
+
+    def _contents(self) -> list[torch.Tensor]:
+        # By tensor and not by storage, because wrapping the model for training moves its parameters into buffers.
+        tensors = (tensor for chunk in self._chunks for tensor in (*chunk.parameters(), *chunk.buffers()))
+        return [tensor.detach().view(-1).view(torch.uint8) for tensor in tensors]
+
 
 _PIECE = 1 << 24
 """Values that are on the device at once, in float32."""
@@ -32,7 +62,7 @@ class MovingAverage:
         self._rate = rate
         self._own = HostMemory()
         # Adapters of an engine that is not trained have no gradients.
-        named = (each for chunk in chunks for each in chunk.named_parameters())
+        named = (pair for chunk in chunks for pair in chunk.named_parameters())
         self._parameters = [parameter for name, parameter in named if parameter.requires_grad or ADAPTER in name]
         ends = list(accumulate((parameter.numel() for parameter in self._parameters), initial=0))
         values = self._allocated(max(1, ends[-1]))
@@ -65,7 +95,7 @@ class MovingAverage:
             for own, aside in self._own.pieces(contents):
                 own.copy_(aside)
 
-    def sharded(self, model: Mapping[str, Any]) -> dict[str, Any]:
+    def sharded(self, model: ShardedStateDict) -> ShardedStateDict:
         """The part of a checkpoint with the averages; `model` is the sharded state of a chunk, or its trained part."""
         # By address: names in the state are not always those of parameters.
         averages = {
@@ -82,7 +112,6 @@ class MovingAverage:
         }
 
     def _pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pieces of the averages and of the model's parameters, flat."""
         for average, parameter in zip(self._averages, self._parameters, strict=True):
             yield from zip(average.split(_PIECE), parameter.detach().view(-1).split(_PIECE), strict=True)
 

@@ -6,35 +6,29 @@ The sections ``optimizer:`` and ``ddp:`` use Megatron's names; the few fields th
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import MegatronModule
 from megatron.core.utils import get_model_config
 
-from dagrl.backends.megatron.engine.fields import arguments_of, build_config
+from dagrl.backends.families.config_fields import MegatronFields
+from dagrl.backends.megatron.engine.config import arguments_of, build_config
 from dagrl.backends.megatron.section import LearningRateSpec, MegatronEngineSpec
 
-OPTIMIZER_DEFAULTS: dict[str, Any] = {"lr": 1e-6, "use_distributed_optimizer": True}
+OPTIMIZER_DEFAULTS: MegatronFields = {"lr": 1e-6, "use_distributed_optimizer": True}
 """Defaults that differ from Megatron's, whose others are Adam, betas 0.9 and 0.999, weight decay 0.01, clipping at 1.0.
 
 The distributed optimizer is on for a single replica too, so that a checkpoint fits any number of replicas.
 """
 
-HYBRID_DEFAULTS: dict[str, Any] = {"optimizer_offload_fraction": 1.0, "use_precision_aware_optimizer": True}
+HYBRID_DEFAULTS: MegatronFields = {"optimizer_offload_fraction": 1.0, "use_precision_aware_optimizer": True}
 """Further defaults with ``optimizer_cpu_offload``, as in Megatron's command line; `field_rules` has its requirements.
 
 Without the precision-aware optimizer, the float32 weights would also stay on the GPU.
 """
-
-DDP_DEFAULTS: dict[str, Any] = {"grad_reduce_in_fp32": True}
 
 
 def optimizer_config(spec: MegatronEngineSpec, dtype: torch.dtype) -> OptimizerConfig:
@@ -63,7 +57,8 @@ def ddp_config(spec: MegatronEngineSpec) -> DistributedDataParallelConfig:
         "use_custom_fsdp": False,
     }
     kind = DistributedDataParallelConfig
-    return build_config(kind, "ddp", arguments_of(kind, "ddp", spec.ddp, defaults=DDP_DEFAULTS, fixed=fixed))
+    defaults = {"grad_reduce_in_fp32": True}
+    return build_config(kind, "ddp", arguments_of(kind, "ddp", spec.ddp, defaults=defaults, fixed=fixed))
 
 
 def wrap_for_training(chunks: list[MegatronModule], ddp: DistributedDataParallelConfig) -> list[MegatronModule]:
@@ -138,6 +133,6 @@ def gather_parameters(chunks: list[MegatronModule]) -> None:
         chunk.start_param_sync(force_sync=True)
 
 
-def _reduce_gradients(chunks: list[MegatronModule], num_tokens: torch.Tensor | None, **options: Any) -> None:
+def _reduce_gradients(chunks: list[MegatronModule], num_tokens: torch.Tensor | None, **options: object) -> None:
     """Megatron's reduction at the end of a backward pass, without division by a number of tokens."""
     finalize_model_grads(chunks, None, **options)

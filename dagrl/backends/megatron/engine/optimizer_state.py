@@ -9,17 +9,17 @@ rank with the first piece of a parameter saves it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucket
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
@@ -33,7 +33,8 @@ States = dict[str, torch.Tensor]
 @contextmanager
 def held_states(optimizer: MegatronOptimizer) -> Iterator[None]:
     """Context in which `optimizer.sharded_state_dict` holds what this rank saves, or what it needs when loading."""
-    parts = [each for each in _parts(optimizer) if isinstance(each, DistributedOptimizer)]
+    optimizers = getattr(optimizer, "chained_optimizers", [optimizer])
+    parts = [part for part in optimizers if isinstance(part, DistributedOptimizer)]
     for part in parts:
         part.sharded_param_state_fully_reshardable = partial(_sharded_states, part)
     try:
@@ -43,21 +44,17 @@ def held_states(optimizer: MegatronOptimizer) -> Iterator[None]:
             del part.sharded_param_state_fully_reshardable
 
 
-def _parts(optimizer: MegatronOptimizer) -> list[Any]:
-    return getattr(optimizer, "chained_optimizers", [optimizer])
-
-
 def _sharded_states(
-    part: Any, model: Mapping[str, Any], is_loading: bool = False, metadata: Any = None
-) -> dict[int, dict[str, Any]]:
+    part: DistributedOptimizer, model: ShardedStateDict, is_loading: bool = False, metadata: object = None
+) -> dict[int, ShardedStateDict]:
     """Number of a parameter -> state -> description with its values, by the numbers that Megatron loads by."""
     tensors, _ = extract_sharded_tensors_and_factories(model)
-    descriptions = {each.data: each for each in nested_values(tensors)}
-    found: dict[int, dict[str, Any]] = {}
+    descriptions = {tensor.data: tensor for tensor in nested_values(tensors)}
+    sharded: dict[int, ShardedStateDict] = {}
     rank = part.data_parallel_group.rank()
     for number, (parameter, bucket, place) in enumerate(_parameters(part)):
         description = descriptions[parameter]
-        pieces = [_piece_of(part, bucket, place, each) for each in range(part.data_parallel_group.size())]
+        pieces = [_piece_of(part, bucket, place, holder) for holder in range(part.data_parallel_group.size())]
         held = pieces[rank]
         states = _flat_states(part, parameter) if held is not None else {}
         saves = rank == _first(pieces)
@@ -71,33 +68,29 @@ def _sharded_states(
         # Megatron counts a tensor once: where the last number is 0.
         replica = (*description.replica_id[:2], part.distributed_optimizer_instance_id if saves else rank + 1)
         if whole:
-            found[number] = {
+            sharded[number] = {
                 name: _described(description, name, values.view(description.data.shape), replica)
                 for name, values in whole.items()
             }
-    return found
+    return sharded
 
 
-def _described(description: Any, state: str, values: torch.Tensor, replica: tuple[int, ...]) -> Any:
-    fields: dict[str, Any] = {
-        "key": f"optimizer.state.{state}.{description.key}",
-        "data": values,
-        "replica_id": replica,
-    }
-    if not isinstance(description, ShardedTensorFactory):
-        fields["dtype"] = values.dtype
-    return replace(description, **fields)
+def _described(
+    description: ShardedTensor | ShardedTensorFactory, state: str, values: torch.Tensor, replica: tuple[int, ...]
+) -> ShardedTensor | ShardedTensorFactory:
+    dtype = {} if isinstance(description, ShardedTensorFactory) else {"dtype": values.dtype}
+    key = f"optimizer.state.{state}.{description.key}"
+    return replace(description, key=key, data=values, replica_id=replica, **dtype)
 
 
-def _parameters(part: Any) -> Iterator[tuple[torch.nn.Parameter, Any, range]]:
-    """Yield each parameter with its bucket, and its elements in that bucket."""
+def _parameters(part: DistributedOptimizer) -> Iterator[tuple[torch.nn.Parameter, _ParamAndGradBucket, range]]:
     for buffer in part.buffers:
         for parameter, (start, end, bucket_id) in buffer.param_index_map.items():
             bucket = buffer.buckets[bucket_id]
             yield parameter, bucket, range(start - bucket.offset, end - bucket.offset)
 
 
-def _piece_of(part: Any, bucket: Any, place: range, rank: int) -> range | None:
+def _piece_of(part: DistributedOptimizer, bucket: _ParamAndGradBucket, place: range, rank: int) -> range | None:
     """Elements of `place` that a rank of the data-parallel group holds."""
     size = bucket.grad_data.numel() // part.data_parallel_group.size()
     piece = range(max(place.start, rank * size), min(place.stop, (rank + 1) * size))
@@ -105,17 +98,16 @@ def _piece_of(part: Any, bucket: Any, place: range, rank: int) -> range | None:
 
 
 def _first(pieces: Sequence[range | None]) -> int:
-    """The first rank that holds a piece."""
     return next(rank for rank, piece in enumerate(pieces) if piece is not None)
 
 
-def _flat_states(part: Any, parameter: torch.nn.Parameter) -> States:
+def _flat_states(part: DistributedOptimizer, parameter: torch.nn.Parameter) -> States:
     """The states of a rank's piece of a parameter; without the step, which is among the optimizer's options."""
     states = part._get_main_param_and_optimizer_states(parameter)
     return {name: values.detach().view(-1) for name, values in states.items() if name != "step"}
 
 
-def _gathered(part: Any, place: range, pieces: Sequence[range | None], states: States) -> States:
+def _gathered(part: DistributedOptimizer, place: range, pieces: Sequence[range | None], states: States) -> States:
     """All of a parameter's states, in host memory, on the rank with its first piece; nothing on others. Collective."""
     group, rank = part.data_parallel_group, part.data_parallel_group.rank()
     held = {holder: piece for holder, piece in enumerate(pieces) if piece is not None}
@@ -136,7 +128,7 @@ def _gathered(part: Any, place: range, pieces: Sequence[range | None], states: S
     return gathered
 
 
-def _sent(group: Any, holder: int, values: torch.Tensor | None, chunk: range) -> torch.Tensor:
+def _sent(group: dist.ProcessGroup, holder: int, values: torch.Tensor | None, chunk: range) -> torch.Tensor:
     """A chunk of float32 values of one rank, on all ranks of the group."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     if values is not None:

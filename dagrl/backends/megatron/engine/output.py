@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,10 +19,9 @@ from megatron.core.tensor_parallel import (
     linear_with_grad_accumulation_and_async_allreduce,
 )
 from megatron.core.transformer import MegatronModule, TransformerConfig
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import BackwardCFunction, once_differentiable
 
-from dagrl.backends.megatron.engine.linear_loss import SlopesOf, linear_loss
-from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import SlopesOf, linear_loss, linear_token_logprobs, token_logprobs
 from dagrl.backends.megatron.engine.micro_batch import MicroBatch
 from dagrl.backends.megatron.engine.token_statistics import (
     Statistics,
@@ -82,14 +80,11 @@ def read(
     output_weight: torch.Tensor | None,
     config: TransformerConfig,
     context: OutputReader,
-    **unused: Any,
+    **unused: object,
 ) -> torch.Tensor:
     """Float32 [1, R] of scalars, or [C, R] with the rows of `OutputReader.parts`; the same on all tp and cp ranks.
 
     With `OutputReader.slopes_of` a row follows in which each element is `linear_loss`'s scalar.
-
-    With sequence parallelism hidden states are gathered here and not in the layer, because positions are selected among
-    all of the rank's tokens.
     """
     micro_batch = context.micro_batch
     assert micro_batch is not None
@@ -113,8 +108,7 @@ def read(
 class ScalarHead(torch.nn.Linear):
     """One output per token for critics and reward models; replicated on every tensor-parallel rank.
 
-    The weight has the model's dtype, the outputs are float32: in bfloat16, rounding would lose advantages, which are
-    differences of values, and the order of scores.
+    The outputs are float32: bfloat16 would lose advantages, which are differences of values.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -129,11 +123,7 @@ class ScalarHead(torch.nn.Linear):
 
 
 def _rows(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    config: TransformerConfig,
-    reader: OutputReader,
-    micro_batch: MicroBatch,
+    hidden: torch.Tensor, weight: torch.Tensor, config: TransformerConfig, reader: OutputReader, micro_batch: MicroBatch
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
     """The rows of `OutputReader.parts` for the positions that this rank reads, and `linear_loss`'s scalar."""
     group, targets, ids = parallel_state.get_tensor_model_parallel_group(), micro_batch.targets, micro_batch.candidates
@@ -194,13 +184,10 @@ def _join_context(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor
 
 
 class _JoinContext(torch.autograd.Function):
-    """All ranks get all values and compute the same loss; each gets the gradient of its own values only.
-
-    Parameter gradients are summed over context-parallel ranks, which gives the gradient of one loss.
-    """
+    """All ranks get all values; each gets the gradient of its own values only, as parameter gradients are summed."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, own: torch.Tensor, total: int) -> torch.Tensor:
+    def forward(ctx: BackwardCFunction, values: torch.Tensor, own: torch.Tensor, total: int) -> torch.Tensor:
         ctx.save_for_backward(own)
         joined = values.new_zeros(len(values), total)
         joined[:, own] = values
@@ -209,6 +196,6 @@ class _JoinContext(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: BackwardCFunction, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (own,) = ctx.saved_tensors
         return grad[:, own], None, None

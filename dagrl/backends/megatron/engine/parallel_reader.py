@@ -10,12 +10,12 @@ import io
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Buffer, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import torch
 from megatron.core.dist_checkpointing.strategies import torch as strategies
@@ -103,7 +103,7 @@ class ParallelReader(CheckedReader):
             target.copy_(part)
         planner.commit_tensor(item, target)
 
-    def _record(self, stream: Any, item: ReadItem) -> _Record:
+    def _record(self, stream: io.FileIO, item: ReadItem) -> _Record:
         """Find a tensor's bytes in the archive that ``torch.save`` has written at its place in the file."""
         place = self.storage_data[item.storage_index]
         view = _Slice(stream.fileno(), place.offset, place.length)
@@ -135,7 +135,7 @@ class _Slice(io.RawIOBase):
         self._place = base + offset
         return self._place
 
-    def readinto(self, buffer: Any, /) -> int:
+    def readinto(self, buffer: Buffer, /) -> int:
         wanted = memoryview(buffer)[: max(0, self._length - self._place)]
         read = os.preadv(self._file, [wanted], self._start + self._place)
         self._place += read

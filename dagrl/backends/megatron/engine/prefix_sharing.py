@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.functional import embedding_bag
 
 from dagrl.backends.megatron.engine.context_parallel import zigzag_index
@@ -56,8 +55,7 @@ class Readers:
 class PrefixPack(PackedSeqParams):
     """The parameters of a pack of runs.
 
-    Megatron's own fields describe a single sequence of all tokens, for the rotary embedding: it takes one angle for
-    each token, which `share_prefixes` selects by `angles`.
+    Megatron's own fields describe a single sequence of all tokens, with one rotary angle for each.
     """
 
     angles: torch.Tensor | None = None
@@ -83,8 +81,8 @@ def prefix_pack(
 ) -> PrefixPack:
     """The parameters of a pack of the runs of `tree`, for one of `ranks` context-parallel ranks.
 
-    `padded` are the lengths of the runs in the pack, int [runs], and perhaps that of a run of only padding behind them;
-    `positions` those of all its tokens in their rows, int64 [tokens].
+    `padded` are the lengths of the runs in the pack, int [runs], and perhaps of one of only padding; `positions` those
+    of all its tokens in their rows, int64 [tokens].
     """
     starts = np.cumsum(padded) - padded
     queries, keys = _attended(tree, padded, starts, rank, ranks)
@@ -168,28 +166,28 @@ def share_prefixes(model: torch.nn.Module) -> None:
 
 
 class _AngleSelection:
-    """Gives the tokens of a pack their angles."""
-
     def __init__(self) -> None:
         self._angles: torch.Tensor | None = None
 
-    def begin(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin(self, module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Before the module that computes the angles, also when it is computed again in the backward pass."""
         pack = kwargs.get("packed_seq_params")
         self._angles = pack.angles if isinstance(pack, PrefixPack) else None
 
-    def select(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def select(
+        self, module: torch.nn.Module, args: tuple[object, ...], output: torch.Tensor | tuple[torch.Tensor, float]
+    ) -> torch.Tensor | tuple[torch.Tensor, float]:
         """The angles of all tokens, from those of all positions; YaRN returns its factor too."""
         if self._angles is None:
             return output
         if isinstance(output, tuple):
-            return output[0].index_select(0, self._angles), *output[1:]
+            return output[0].index_select(0, self._angles), output[1]
         return output.index_select(0, self._angles)
 
 
 def _gather_keys(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, object]
+) -> tuple[tuple[torch.Tensor, ...], dict[str, object]] | None:
     """Before attention: give each run the keys and values that it attends to."""
     pack = kwargs.get("packed_seq_params")
     if not isinstance(pack, PrefixPack):
@@ -203,22 +201,25 @@ def _gather_keys(
     return (query, key, value, *rest), {**kwargs, "packed_seq_params": pack.attention, "attn_mask_type": _MaskType()}
 
 
+class _ReadersContext(FunctionCtx):
+    readers: Readers
+
+
 class _GatheredTokens(torch.autograd.Function):
     """``tensor.index_select(0, keys)``, whose gradient is the sum over a token's copies, without atomics.
 
-    A bag of embeddings is such a sum, accumulated in float32. Copying the gradients of tokens with a single copy takes
-    a tenth of the time that it would take for them.
+    A bag of embeddings is such a sum, in float32. Gradients of tokens with a single copy are copied, which is faster.
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, keys: torch.Tensor, readers: Readers) -> torch.Tensor:
+    def forward(ctx: _ReadersContext, tensor: torch.Tensor, keys: torch.Tensor, readers: Readers) -> torch.Tensor:
         ctx.readers = readers
         return tensor.index_select(0, keys)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        readers: Readers = ctx.readers
+    def backward(ctx: _ReadersContext, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        readers = ctx.readers
         rows = grad.reshape(len(grad), -1)
         total = rows.index_select(0, readers.first)
         sums = embedding_bag(readers.copies, rows, readers.bounds, mode="sum", include_last_offset=True)

@@ -6,28 +6,64 @@ megatron-bridge when it is called; see `bridge_library`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer import ModuleSpec
+from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
+from megatron.core.transformer.moe.moe_utils import router_gating_linear
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention, MLASelfAttentionSubmodules
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-from dagrl.backends.megatron.engine.biased_router import add_bias_apart
+from dagrl.backends.families.config_fields import MegatronFields
 from dagrl.backends.megatron.engine.bridge_library import import_bridge
-from dagrl.backends.megatron.engine.latent_attention import use_latent_norms
-from dagrl.backends.megatron.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.section import padded_vocab_size
 
 if TYPE_CHECKING:
+    from megatron.bridge.models.gpt_provider import GPTModelProvider
     from transformers import PretrainedConfig
 
-Provider = Any
-"""A ``GPTModelProvider`` of megatron-bridge, or a class beside it: a TransformerConfig with ``provide``."""
+_LATENT_NORM_EPSILON = 1e-6
+"""Epsilon of the latent norms in the models' published code, whatever the config's other epsilon."""
 
+
+class DeepseekLatentAttention(MLASelfAttention):
+    """Differs from Megatron's class in two points, to give the same numbers as the published models.
+
+    Latent norms have a separate epsilon; and if queries have no latent (``q_lora_rank: null``), their projection has no
+    norm, which Megatron 0.19 adds if the keys' latent has one.
+    """
+
+    def __init__(self, config: MLATransformerConfig, *args: object, **kwargs: object) -> None:
+        own = copy.copy(config)
+        own.layernorm_epsilon = _LATENT_NORM_EPSILON
+        super().__init__(own, *args, **kwargs)
+
+    def _resolve_qk_norm_config(self, submodules: MLASelfAttentionSubmodules) -> dict[str, object]:
+        classes: dict[str, object] = super()._resolve_qk_norm_config(submodules)
+        if self.config.q_lora_rank is None:
+            classes["linear_q_proj"] = submodules.linear_q_proj
+        return classes
+
+
+def use_latent_norms(block: TransformerBlockSubmodules) -> TransformerBlockSubmodules:
+    """Replace latent attention in all layers of `block` by `DeepseekLatentAttention`; changes the specs in place."""
+    for layer in block.layer_specs:
+        attention = layer.submodules.self_attention
+        if isinstance(attention, ModuleSpec) and attention.module is MLASelfAttention:
+            attention.module = DeepseekLatentAttention
+    return block
+
+
+_ROUTER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 _DEFAULTS = {
     # Megatron's own: kernels are chosen by what the machine has.
     "attention_backend": AttnBackend.auto,
@@ -42,7 +78,7 @@ _DEFAULTS = {
 }
 
 
-def make_provider(hf_config: PretrainedConfig) -> Provider:
+def make_provider(hf_config: PretrainedConfig) -> GPTModelProvider:
     """The provider of the model, whose fields may still be changed. ValueError for a model that it does not know."""
     library = import_bridge()
     if not library.knows(hf_config):
@@ -59,7 +95,7 @@ def make_provider(hf_config: PretrainedConfig) -> Provider:
     return provider
 
 
-def finalize(provider: Provider, fields: Mapping[str, Any]) -> Provider:
+def finalize(provider: GPTModelProvider, fields: MegatronFields) -> GPTModelProvider:
     """Set `fields` of the config, and compute those that follow. ValueError if Megatron rejects them."""
     for name, value in fields.items():
         setattr(provider, name, value)
@@ -71,8 +107,8 @@ def finalize(provider: Provider, fields: Mapping[str, Any]) -> Provider:
 
 
 def provide(
-    provider: Provider, hf_config: PretrainedConfig, *, first: bool, last: bool, stage: int | None, tied: bool
-) -> Any:
+    provider: GPTModelProvider, hf_config: PretrainedConfig, *, first: bool, last: bool, stage: int | None, tied: bool
+) -> GPTModel:
     """Build the layers of one pipeline stage, or of one of its virtual stages; `first` and `last` have the ends.
 
     Megatron's parallel state must be initialised.
@@ -93,11 +129,34 @@ def provide(
         if (norm := getattr(module, "post_layernorm", None)) is not None:
             # megatron-bridge leaves them Transformer Engine's default.
             norm.eps = provider.layernorm_epsilon
-    add_bias_apart(model)
+    _add_router_biases_apart(model)
     return model
 
 
-def _with_own_attention(make_spec: Callable[..., Any], config: Any, vp_stage: int | None = None) -> Any:
+def _add_router_biases_apart(model: torch.nn.Module) -> None:
+    """Let all routers of `model` that have a bias, such as gpt-oss's, add it after the product.
+
+    Megatron gives the bias to Transformer Engine's matrix product. cuBLAS then reads it in the type of the logits,
+    float32, whatever its own: from a bfloat16 bias it takes other values, past its end.
+    """
+    for module in model.modules():
+        if isinstance(module, TopKRouter) and module.bias is not None:
+            if torch.cuda.is_available():
+                # Megatron makes routers on the host, and moves them in the function that is replaced here.
+                module.cuda()
+            module.gating = partial(_router_logits, module)
+
+
+def _router_logits(router: TopKRouter, hidden: torch.Tensor) -> torch.Tensor:
+    dtype = _ROUTER_DTYPES.get(router.config.moe_router_dtype or "", hidden.dtype)
+    return router_gating_linear(hidden, router.weight, None, dtype) + router.bias.to(dtype)
+
+
+def _with_own_attention(
+    make_spec: Callable[..., ModuleSpec | TransformerBlockSubmodules],
+    config: TransformerConfig,
+    vp_stage: int | None = None,
+) -> ModuleSpec | TransformerBlockSubmodules:
     """The layer spec, with latent attention like published models', or attention that caps scores.
 
     megatron-bridge's caps take no packed sequences.

@@ -42,5 +42,4 @@ def hush() -> None:
 
 
 def drop_records(logger: str, text: str) -> None:
-    """Drop records of a logger that contain a text."""
     logging.getLogger(logger).addFilter(lambda record: text not in record.getMessage())

@@ -31,7 +31,6 @@ class RouterReplay:
     """The routers of a rank's chunks. Outside `following` they choose themselves."""
 
     def __init__(self, chunks: Sequence[MegatronModule]) -> None:
-        """Replace the choice in all routers of `chunks`."""
         config = get_model_config(chunks[0])
         assert config.num_moe_experts is not None, "the model has no experts"
         self._experts, self._chosen = config.num_moe_experts, config.moe_router_topk
@@ -87,7 +86,6 @@ class RouterReplay:
                 guide.reset()
 
     def begin(self, chunk: MegatronModule, micro_batch: MicroBatch) -> None:
-        """Announce the forward pass of `chunk` for this micro-batch."""
         for guide in self._guides[chunk]:
             guide.routes = micro_batch.routes
 
@@ -107,7 +105,6 @@ class _Guide:
         self.reset()
 
     def reset(self) -> None:
-        """Let the router choose."""
         self.routes, self.keeps = None, False
         self.waiting.clear()
 
@@ -134,8 +131,7 @@ class _Guide:
     def _of_this_call(self) -> torch.Tensor | None:
         """Routes of the micro-batch that goes through the router now.
 
-        A recomputed layer runs without gradients first, and with gradients in the backward pass, whose micro-batches
-        come in the order of the forward passes. Other layers run with gradients at once.
+        A recomputed layer runs without gradients first, and with them in the backward pass, in the same order.
         """
         if not self.keeps:
             return self.routes

@@ -45,8 +45,6 @@ type _Request = tuple[OutputReader, LossFunction | None]
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A rank's micro-batches."""
-
     rows: list[np.ndarray]
     """Positions in the batch of the rows of each."""
     tokens: list[int]
@@ -282,10 +280,9 @@ def fp8_tokens(recipe: str) -> int:
 
 
 def _from_last_stage(metrics: dict[str, Stat]) -> dict[str, Stat]:
-    """Metrics of the last pipeline stage, which computes them, on every stage."""
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return metrics
-    shared: list[Any] = [metrics]
+    shared = [metrics]
     last = parallel_state.get_pipeline_model_parallel_last_rank()
     dist.broadcast_object_list(shared, src=last, group=parallel_state.get_pipeline_model_parallel_group())
     return shared[0]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factory_merges
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor, apply_factory_merges
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
@@ -49,7 +49,7 @@ def load_start_weights(
     own_head = head != "lm" and _has_head(stored, hf_config)
     if head == "reward" and not own_head:
         raise ValueError(f"head: reward needs the weights of a reward model, and {folder} has none")
-    wanted: dict[str, Any] = {}
+    wanted: ShardedStateDict = {}
     passed_over: set[str] = set()
     for i, chunk in enumerate(chunks):
         model = cast(MegatronModule, unwrap(chunk))
@@ -75,7 +75,7 @@ def load_start_weights(
     check_all_finite(chunks, folder)
 
 
-def check_fit(stored: StoredTensors, on_disk: dict[str, Any]) -> None:
+def check_fit(stored: StoredTensors, on_disk: ShardedStateDict) -> None:
     """Raise ValueError for the first tensor of a sharded state that the folder lacks, or has in another shape.
 
     `on_disk` is the state after ``load_preprocess``, which expands parameters stored as several tensors.
@@ -113,17 +113,16 @@ def check_all_finite(chunks: Sequence[torch.nn.Module], folder: Path) -> None:
 
 
 def _has_head(stored: StoredTensors, hf_config: PretrainedConfig) -> bool:
-    """Whether its last layer has one output per token."""
     head = stored.tensors.get(f"{_HEAD}weight")
     return head is not None and head.shape == (1, hf_config.get_text_config().hidden_size)
 
 
-def _check_nothing_is_left_over(stored: StoredTensors, on_disk: dict[str, Any], passed_over: set[str]) -> None:
+def _check_nothing_is_left_over(stored: StoredTensors, on_disk: ShardedStateDict, passed_over: set[str]) -> None:
     """Reject weights that no rank has a parameter for, which would be dropped silently."""
     mine = {tensor.key for tensor in nested_values(on_disk) if isinstance(tensor, ShardedTensor)} | passed_over
-    everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine)
-    left_over = sorted(stored.weights().keys() - set().union(*everyones))
+    keys: list[set[str]] = [set()] * dist.get_world_size()
+    dist.all_gather_object(keys, mine)
+    left_over = sorted(stored.weights().keys() - set().union(*keys))
     if left_over:
         raise ValueError(
             f"checkpoint {stored.folder} does not fit this engine: it holds {counted(len(left_over), 'tensor')} that "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,6 @@ class TokenScores(NamedTuple):
     """Log-probs of given token ids [T, k], -inf where an id is no token."""
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> TokenScores:
-        """The results for each that there is."""
         entropy = None if self.entropy is None else function(self.entropy)
         return TokenScores(
             function(self.logprob), entropy, None if self.candidates is None else function(self.candidates)
@@ -83,14 +82,12 @@ class VocabColumns:
         return min(max(self.vocab_size - self.first, 0), self.width)
 
     def of(self, part: slice) -> VocabColumns:
-        """The same for a part of the tokens."""
         if isinstance(self.temperature, torch.Tensor):
             return replace(self, temperature=self.temperature[part])
         return self
 
     @property
     def divisor(self) -> float | torch.Tensor:
-        """The divisor of logits [T, width]."""
         return self.temperature[:, None] if isinstance(self.temperature, torch.Tensor) else self.temperature
 
     def chunks(self, rows: int, *, at_once: int = 1) -> Iterator[slice]:
@@ -106,7 +103,6 @@ class VocabColumns:
             yield slice(start, min(start + each, rows))
 
     def known(self, ids: torch.Tensor) -> torch.Tensor:
-        """Whether each id is a token."""
         return (ids >= 0) & (ids < self.vocab_size)
 
     def targets_here(self, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,7 +191,6 @@ class _Likeliest:
         self.ids[part, : values.shape[1]] = places + first
 
     def over(self, group: dist.ProcessGroup | None) -> _Likeliest:
-        """The likeliest of those that all ranks have found."""
         if not _are_several(group):
             return self
         found = []
@@ -231,20 +226,18 @@ def _join(highest: torch.Tensor, sums: torch.Tensor, columns: VocabColumns) -> t
 
 
 @cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """On a GPU, compile to one kernel that reads the logits once; on a CPU, where that takes minutes, do not
-    compile.
-    """
+def compiled[**Arguments, Result](function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """On a GPU, compile to one kernel that reads the logits once; not on a CPU, where that takes minutes."""
     if not torch.cuda.is_available():
         return function
     compiled = torch.compile(function)
 
-    def call(*args: Any) -> Any:
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         # Dynamic in the number of rows only: dynamic columns would cost more than the arithmetic.
         for tensor in args:
             if isinstance(tensor, torch.Tensor):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return compiled(*args)
+        return compiled(*args, **kwargs)
 
     return call
 

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import MultimodalRotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 
@@ -25,7 +26,7 @@ from dagrl.model_files.images import ImageSettings
 from dagrl.model_files.library_model import auto_class
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,16 @@ class VisionGPTModel(GPTModel):
     """A `GPTModel` whose first stage has a vision tower, ``visual``."""
 
     def __init__(
-        self, *args: Any, hf_config: PretrainedConfig, interleaved_sections: bool = False, **kwargs: Any
+        self, *args: object, hf_config: PretrainedConfig, interleaved_sections: bool = False, **kwargs: object
     ) -> None:
         super().__init__(*args, **kwargs)
         rotate_by_token()
-        rotary: Any = self.get_submodule("rotary_pos_emb")
+        rotary: MultimodalRotaryEmbedding = self.get_submodule("rotary_pos_emb")
         # Positions are those of the rank's tokens already.
         rotary.cp_group = None
         if interleaved_sections:
             self.rotary_pos_emb = InterleavedRotary(rotary.inv_freq)
-        self.visual: torch.nn.Module | None = None
+        self.visual: PreTrainedModel | None = None
         self._added: list[torch.Tensor] = []
         if self.pre_process:
             self.visual = build_tower(hf_config, self.config.params_dtype)
@@ -66,9 +67,9 @@ class VisionGPTModel(GPTModel):
         self,
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
-        *args: Any,
+        *args: object,
         images: PackedImages | None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> torch.Tensor:
         """See `GPTModel.forward`; `images` replace the embeddings of their tokens."""
         decoder_input = self._embedded(input_ids, images) if self.pre_process else None
@@ -76,8 +77,9 @@ class VisionGPTModel(GPTModel):
         self._added = []
         return output
 
-    def _add(self, number: int, layer: torch.nn.Module, inputs: Any, outputs: Any) -> Any:
-        """Add to the output of a layer what the tower has for it."""
+    def _add(
+        self, number: int, layer: torch.nn.Module, inputs: object, outputs: tuple[torch.Tensor, torch.Tensor | None]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden, context = outputs
         return (hidden + self._added[number], context) if self._added else outputs
 
@@ -103,7 +105,7 @@ class VisionGPTModel(GPTModel):
         pixels, grids = patches(images.images, images.settings, parameter.device, parameter.dtype)
         return tower_output(self._tower(), pixels, grids)
 
-    def _tower(self) -> torch.nn.Module:
+    def _tower(self) -> PreTrainedModel:
         assert self.visual is not None, "only the first stage has a tower"
         return self.visual
 
@@ -111,7 +113,7 @@ class VisionGPTModel(GPTModel):
 class InterleavedRotary(torch.nn.Module):
     """Angles of three-dimensional positions whose frequencies alternate between time, height and width.
 
-    That is Qwen3-VL's M-RoPE (https://arxiv.org/abs/2511.21631). Megatron's own has a block of them for each.
+    This is Qwen3-VL's M-RoPE (https://arxiv.org/abs/2511.21631).
     """
 
     def __init__(self, inv_freq: torch.Tensor) -> None:
@@ -130,44 +132,40 @@ class InterleavedRotary(torch.nn.Module):
         return torch.cat([angles, angles], dim=-1)[:, :, None]
 
 
-def freeze_towers(chunks: Sequence[torch.nn.Module]) -> None:
-    """Leave the towers of the rank's chunks out of training."""
-    for chunk in chunks:
-        if isinstance(chunk, VisionGPTModel) and chunk.visual is not None:
-            chunk.visual.requires_grad_(False)
-
-
 def rotate_by_token() -> None:
-    """Let this process's rotary embeddings of packs take one angle per token, as three-dimensional positions need it.
+    """Let this process's rotary embeddings of packs take one angle per token.
 
-    Megatron's own function would cut the angles of each sequence out, with a synchronisation of the GPU for each.
+    Megatron's own function would synchronise the GPU for each sequence.
     """
     from megatron.core.models.common.embeddings import rope_utils
 
     def rotate(
-        t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor, *args: Any, cp_group: Any, **kwargs: Any
+        t: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        freqs: torch.Tensor,
+        *args: object,
+        cp_group: object,
+        **kwargs: object,
     ) -> torch.Tensor:
         return rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), freqs, *args, **kwargs).squeeze(1)
 
     rope_utils._apply_rotary_pos_emb_thd = rotate
 
 
-def build_tower(hf_config: PretrainedConfig, dtype: torch.dtype) -> torch.nn.Module:
-    """The tower of a model on the rank's device, its weights unset.
-
-    It computes its layers again in the backward pass: the activations of all patches would take more memory than those
-    of the language model.
-    """
+def build_tower(hf_config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The tower of a model on the rank's device, its weights unset. It recomputes its layers in the backward pass."""
     from transformers import PreTrainedModel
 
     module = sys.modules[auto_class(hf_config)._model_mapping[type(hf_config)].__module__]
     wanted = type(hf_config.vision_config)
-    classes: list[Any] = [each for each in vars(module).values() if isinstance(each, type)]
-    (kind,) = (each for each in classes if issubclass(each, PreTrainedModel) and each.config_class is wanted)
+    classes: list[type[PreTrainedModel]] = [
+        kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, PreTrainedModel)
+    ]
+    (kind,) = (kind for kind in classes if kind.config_class is wanted)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     # Its own initialisation is replaced, and must not advance the process's random stream.
     with torch.random.fork_rng(), device:
-        tower: Any = kind._from_config(hf_config.vision_config, dtype=torch.float32)
+        tower: PreTrainedModel = kind._from_config(hf_config.vision_config, dtype=torch.float32)
     for parameter in tower.parameters():
         # Buffers, such as frequencies, stay in float32.
         parameter.data = parameter.data.to(dtype)
@@ -175,7 +173,7 @@ def build_tower(hf_config: PretrainedConfig, dtype: torch.dtype) -> torch.nn.Mod
     return tower
 
 
-def _blank(tower: Any) -> PackedImages:
+def _blank(tower: PreTrainedModel) -> PackedImages:
     """One square of black pixels."""
     config = tower.config
     side = config.patch_size * config.spatial_merge_size
@@ -203,9 +201,8 @@ def seen(batch: Batch, row: int, settings: ImageSettings) -> SeenPrompt:
 def packed_images(
     batch: Batch, rows: np.ndarray, starts: np.ndarray, held: np.ndarray, settings: ImageSettings, device: torch.device
 ) -> PackedImages | None:
-    """The images of `rows`, which begin at `starts` in the pack; None if they have none.
-
-    `held` are the positions in the pack of the rank's tokens.
+    """The images of `rows`, which begin at `starts` in the pack; None if they have none. The rank has the tokens
+    `held`.
     """
     images: list[np.ndarray] = []
     first_feature: dict[int, int] = {}
@@ -228,5 +225,4 @@ def packed_images(
     feature = np.full(max(held.max(), wanted.max()) + 1, -1, dtype=np.int64)
     feature[wanted] = np.concatenate(features)
     own = np.flatnonzero(feature[held] >= 0)
-    own_places, own_features = (to_device(each, device) for each in (own, feature[held[own]]))
-    return PackedImages(tuple(images), own_places, own_features, settings)
+    return PackedImages(tuple(images), to_device(own, device), to_device(feature[held[own]], device), settings)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.transformer import MegatronModule
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -24,7 +25,7 @@ from dagrl.backends.families.tensors import model_tensors
 from dagrl.backends.families.vision import TOWER
 from dagrl.backends.megatron.engine.model import unwrap
 from dagrl.backends.megatron.lora import ADAPTER
-from dagrl.backends.megatron.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.section import padded_vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -64,7 +65,6 @@ def plan(hf_config: PretrainedConfig, config: TransformerConfig, head: str) -> l
 
 
 def place(tensors: Iterable[MappedTensor], config: TransformerConfig) -> list[PlannedTensor]:
-    """Add the ranks that hold each tensor."""
     stages = _stages_of_layers(config)
     last = config.pipeline_model_parallel_size - 1
     planned = []
@@ -121,7 +121,6 @@ def local_tensors(
 
 
 def part_of(tensor: PlannedTensor) -> int:
-    """Which of the tensor's parts this rank holds."""
     if tensor.parts == 1:
         return 0
     if tensor.expert_rank is None:
@@ -130,16 +129,13 @@ def part_of(tensor: PlannedTensor) -> int:
 
 
 def owner_of(tensor: PlannedTensor) -> int:
-    """The rank that sends the tensor if all owners send at once: the first that holds a part of it.
-
-    It follows from `distributed.RANK_ORDER`, in which pipeline stages vary slowest.
-    """
+    """The first rank that holds a part of it, by `distributed.RANK_ORDER`: its sender if all owners send at once."""
     ranks_of_stage = dist.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
     first = (tensor.expert_rank or 0) * parallel_state.get_expert_tensor_parallel_world_size()
     return int(tensor.stage * ranks_of_stage + first)
 
 
-def _named_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
+def _named_tensors(model: MegatronModule) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Parameters and buffers (then True) by the whole model's names, whatever the names in this chunk."""
     layers = getattr(model.decoder, "layers", ())
     numbers = [layer.layer_number - 1 for layer in layers]

@@ -91,7 +91,6 @@ def _layers_of_recompute(engine: MegatronEngineSpec) -> int:
 
 
 def _recomputed_at_once(engine: MegatronEngineSpec) -> int:
-    """Return how many layers are recomputed together."""
     return 1 if engine.transformer.get("recompute_method") == "block" else _layers_of_recompute(engine)
 
 
@@ -143,7 +142,6 @@ def _parts_computed_anew(engine: MegatronEngineSpec) -> Iterator[str]:
 
 
 def _key_bytes(shape: ModelShape, engine: MegatronEngineSpec, *, on_gpu: bool) -> float:
-    """Return the bytes of the keys and values of one token on one rank."""
     tensor = engine.parallel.tp
     if shape.latent:
         values = shape.heads / tensor * (shape.latent.query_dim + shape.latent.value_dim)

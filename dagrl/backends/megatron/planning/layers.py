@@ -1,16 +1,9 @@
 """Seconds of one layer, and of the head, on one rank of a Megatron engine, for a micro-batch of packed tokens.
 
-A layer is its matrix products, its attention, kernels that only read and write, and the communication of its ranks:
-
-- matrix products at the rate of `device`, slower with few tokens or narrow matrices, and never faster than their
-  weights can be read;
-- attention by the squares of the rows' lengths, causal;
-- norms, rotary embedding, activation and residuals by the bytes that they move;
-- tensor parallelism: four collectives of the activations each way ("Reducing Activation Recomputation in Large
-  Transformer Models", arXiv 2205.05198, section 4.2), context parallelism: a ring of keys and values behind attention,
-  experts: tokens to them and back.
-
-Kernels are launched, too: below some thousands of tokens a layer waits for the host.
+Matrix products run at the rate of `device`, slower with few tokens or narrow matrices, and never faster than their
+weights are read; attention by the squares of the rows' lengths; norms, rotary embedding, activation and residuals by
+the bytes that they move. Tensor parallelism has four collectives each way (arXiv 2205.05198, section 4.2), context
+parallelism a ring of keys and values behind attention. Below some thousands of tokens a layer waits for the host.
 """
 
 from __future__ import annotations
@@ -143,10 +136,7 @@ class LayerSeconds:
         return Seconds(forward, backward + again)
 
     def head(self, pack: Pack, *, outputs: int | None = None, again: bool = False) -> Seconds:
-        """Return the seconds of the head, with `outputs` for one position, by default the vocabulary.
-
-        With `again` the backward pass computes them a second time.
-        """
+        """Return the seconds of the head with `outputs` at each position; `again`: in the backward pass, too."""
         width = outputs or self.shape.vocabulary / self._tensor
         positions = pack.predictions / self.parallel.cp
         products = self._product(positions, self.shape.hidden * width, self.shape.hidden)
@@ -165,7 +155,6 @@ class LayerSeconds:
         return max(work, to_launch) if self.device.is_gpu else work + to_launch
 
     def _launches(self, mixture: bool) -> tuple[float, float]:
-        """Return the seconds of the host, forward and backward."""
         forward, backward = _LAUNCHES_S["mixture" if mixture else "dense"]
         each_way = _ROUNDING_LAUNCHES_S if self.fp8 else 0.0
         if self._tensor > 1:
@@ -235,7 +224,6 @@ class LayerSeconds:
         return tokens * ((whole + parted / self._tensor) * _BYTES + rounded * _ROUNDED_BYTES) / self.device.memory
 
     def _rounded(self, mixture: bool) -> float:
-        """Return the values of a token that linear layers take in, which tensor-parallel ranks share."""
         shape, mlp = self.shape, self.shape.dense_width
         if mixture and shape.experts:
             mlp = (shape.hidden + shape.experts.width) * shape.experts.chosen + shape.experts.shared_width
@@ -257,7 +245,6 @@ class LayerSeconds:
         return (ranks - 1) * (size / link + _COLLECTIVE_S)
 
     def _experts_exchange(self, pack: Pack) -> float:
-        """Return the seconds in which tokens go to their experts and come back."""
         sizes, experts = self.parallel, self.shape.experts
         ranks = sizes.expert_ranks
         if ranks == 1 or experts is None:

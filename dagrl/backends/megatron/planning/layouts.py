@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 from typing_extensions import TypeIs
 
+from dagrl.backends.families.config_fields import MegatronFields
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.layout_rules import UNEVEN_FIELDS
 from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
@@ -34,7 +34,7 @@ from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline, TrainingNode
 _LAYOUT_FIELDS = (*UNEVEN_FIELDS, "microbatch_group_size_per_vp_stage")
 """Fields of ``transformer:`` that belong to the file's own layout."""
 _FULL_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-_RECOMPUTE: Mapping[str, dict[str, Any]] = {
+_RECOMPUTE: Mapping[str, MegatronFields] = {
     "none": {},
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
     "full": _FULL_RECOMPUTE,
@@ -106,7 +106,7 @@ class MegatronLayout(LayoutChoice):
         changes = {"parallel": self.parallel, "transformer": self._transformer(engine), "offload": offload}
         return engine.model_copy(update=changes)
 
-    def _transformer(self, engine: MegatronEngineSpec) -> dict[str, Any]:
+    def _transformer(self, engine: MegatronEngineSpec) -> MegatronFields:
         kept = {key: value for key, value in engine.transformer.items() if key not in _CHOSEN_FIELDS}
         return kept | _RECOMPUTE[self.recompute]
 
@@ -115,15 +115,15 @@ ANY_LAYOUT = MegatronLayout(ParallelSpec())
 """Every group can have it."""
 
 
-def ladders(engine: PlannedEngine[Any], room: Room) -> Iterator[Ladder]:
+def ladders(engine: PlannedEngine[MegatronEngineSpec], room: Room) -> Iterator[Ladder]:
     """Yield ways to take less memory, those that cost the least time first."""
     spec, shape = engine.spec, engine.shape
     sizes = spec.parallel
 
-    def change(section: str, **values: Any) -> Edit:
+    def change(section: str, **values: object) -> Edit:
         return Edit({("engines", engine.name, section, key): value for key, value in values.items()})
 
-    def split(key: str, most: int, **also: Any) -> Ladder:
+    def split(key: str, most: int, **also: object) -> Ladder:
         return Ladder([change("parallel", **{key: size}, **also) for size in doubled(sizes.model_dump()[key], most)])
 
     if spec.sleep is not False and spec.keep_communicators:
@@ -185,7 +185,6 @@ def _is_chosen(engine: EngineSpec) -> TypeIs[MegatronEngineSpec]:
 
 
 def _budgets(parallel: ParallelSpec, longest: int) -> list[int]:
-    """Return tokens of a micro-batch, enough for the longest row."""
     padded = -(-longest // parallel.row_alignment) * parallel.row_alignment
     return [budget for budget in _BUDGETS if budget >= padded] or [padded]
 

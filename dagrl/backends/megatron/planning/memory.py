@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.activations import StageActivations, stage_activations, value_bytes
-from dagrl.backends.megatron.planning.communicators import communicator_bytes
-from dagrl.backends.megatron.planning.optimizer import optimizer_states
-from dagrl.backends.megatron.planning.stages import RankParameters, Stage, rank_parameters, stages_of
-from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.backends.megatron.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.planning.costs import communicator_bytes
+from dagrl.backends.megatron.planning.stages import RankParameters, Stage, optimizer_states, rank_parameters, stages_of
+from dagrl.backends.megatron.section import MegatronEngineSpec, padded_vocab_size
 from dagrl.backends.planning.memory import CONTEXT, GIB, EngineMemory, Kind
 from dagrl.backends.planning.planned_engine import Workload
 
@@ -37,15 +35,12 @@ def trainer_memory(
     """Return the memory of the fullest GPU: pipeline stages differ. ValueError if the layers do not divide so."""
     stages = stages_of(engine, shape.layers)
     return max(
-        (_Rank(shape, engine, stage, ranks, work, on_gpu).memory() for stage in stages),
-        key=lambda memory: memory.peak,
+        (_Rank(shape, engine, stage, ranks, work, on_gpu).memory() for stage in stages), key=lambda memory: memory.peak
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """One rank of a pipeline stage."""
-
     shape: ModelShape
     engine: MegatronEngineSpec
     stage: Stage
@@ -72,7 +67,6 @@ class _Rank:
         )
 
     def _moments(self, parameters: RankParameters, states: _States) -> Iterator[tuple[str, dict[Kind, int]]]:
-        """Yield the moments in which the engine works, with what it holds then."""
         offload, work = self.engine.offload, self.work
         rests: dict[Kind, int] = {
             "gradients": 0 if offload.grad else states.gradients,
@@ -115,9 +109,8 @@ class _Rank:
         return tokens / (work.prompt_tokens + sharing * response) * sharing * work.prompt_tokens
 
     def _logits(self, tokens: int, parameters: RankParameters, *, trains: bool) -> int:
-        """Return what the head needs for a micro-batch, at most.
-
-        Logits and their gradient, and the hidden states that it reads, which tensor-parallel ranks have whole.
+        """Return the bytes of the head for a micro-batch at most: logits, their gradient, and the hidden states it
+        reads.
         """
         if not self.stage.is_last:
             return 0
@@ -146,7 +139,6 @@ class _Rank:
         return min(2 * self.work.bucket_bytes, model)
 
     def _sent(self, states: _States) -> int:
-        """Return the weights on the GPU in a sync: adapters that are sent alone need no others."""
         return states.trained if self.engine.sent_adapter and self.engine.offload.param else states.weights
 
     def _runtime(self) -> tuple[int, int]:
@@ -166,7 +158,6 @@ class _Rank:
         return bare if closes else whole, whole
 
     def _host(self, states: _States) -> int:
-        """Return the pinned memory. Gradients are not kept in a sleep."""
         offload = self.engine.offload
         waiting = states.weights if self.work.sleeps or offload.param else 0
         waiting += states.optimizer if self.work.sleeps or offload.optimizer else 0
@@ -187,8 +178,6 @@ def _of_pass(activations: int, logits: int) -> dict[Kind, int]:
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """Bytes of a rank for any batch."""
-
     weights: int
     trained: int = 0
     """The part of `weights` that an update changes."""

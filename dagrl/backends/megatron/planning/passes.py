@@ -16,10 +16,11 @@ from functools import cached_property
 
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.layers import LayerSeconds, Pack, Recompute, Seconds
-from dagrl.backends.megatron.planning.optimizer import OptimizerStates, optimizer_states
 from dagrl.backends.megatron.planning.stages import (
+    OptimizerStates,
     RankParameters,
     Stage,
+    optimizer_states,
     rank_parameters,
     replicas_of_parameters,
     stages_of,
@@ -66,7 +67,6 @@ class Passes:
 
     @cached_property
     def held(self) -> RankParameters:
-        """Parameters of a rank of the stage that holds the most."""
         held = (rank_parameters(self.shape, self.spec, stage) for stage in self._stages)
         return max(held, key=lambda each: each.total)
 
@@ -75,14 +75,12 @@ class Passes:
         return optimizer_states(self.held, self.spec, self.ranks, WEIGHT_BYTES)
 
     def forward(self, batch: PlannedBatch) -> float:
-        """Return the seconds of a pass without gradients."""
         count, pack = self.micro_batches(batch)
         sent = self._sent(pack)
         stages = [stage.forward + sent for stage in self._of_stages(pack)]
         return _BEGIN_S + count * max(stages) + (sum(stages) - max(stages)) / self._chunks
 
     def train(self, batch: PlannedBatch) -> float:
-        """Return the seconds of a forward and a backward pass, without the optimizer's step."""
         count, pack = self.micro_batches(batch)
         # Gradients are added to float32 buffers, weight by weight.
         added = sum(self.held.trained) * _ADDED_BYTES / self.device.memory
@@ -116,7 +114,6 @@ class Passes:
         return count, Pack(each * row, each * square, each * batch.lengths.response)
 
     def optimizer_step(self) -> float:
-        """Return the seconds of one step of the optimizer."""
         ddp, sharded = self.spec.ddp, self.spec.optimizer.get("use_distributed_optimizer", True)
         gradient = 4 if ddp.get("grad_reduce_in_fp32", True) else 2
         reduced = (_EXPOSED if ddp.get("overlap_grad_reduce") else 1.0) * self._collective(gradient)
@@ -126,7 +123,6 @@ class Passes:
     # -- parts
 
     def _collective(self, each: int) -> float:
-        """Return the seconds to scatter or gather `each` bytes of every parameter among ranks that hold the same."""
         link = self.device.link(self.ranks // self.spec.parallel.pp, self.per_node)
         copies = replicas_of_parameters(self.spec.parallel, self.ranks)
         held = zip(self.held.trained, copies, strict=True)
@@ -166,7 +162,6 @@ class Passes:
         return stages_of(self.spec, self.shape.layers)
 
     def _of_stages(self, pack: Pack, *, logits_again: bool = False) -> list[Seconds]:
-        """Return the seconds of each pipeline stage for one micro-batch; `logits_again`: in the backward pass."""
         kinds = {self.shape.is_mixture(layer): layer for layer in self.shape.positions}
         added = _SHARING if self.spec.prefix_sharing and self.device.is_gpu else Seconds(0.0, 0.0)
         each = {kind: self._seconds.of(pack, layer) + added for kind, layer in kinds.items()}

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from dagrl.backends.families.config_fields import MegatronFields
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.lora import adapters
-from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec
-from dagrl.backends.megatron.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.section import MegatronEngineSpec, ParallelSpec, padded_vocab_size
+from dagrl.model_files.number_formats import NUMBER_FORMATS
 
 _LAYOUT_WORDS = {"e": "embedding", "t": "decoder", "l": "loss", "m": "mtp"}
 
@@ -133,7 +133,6 @@ def rank_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage)
 
 
 def _adapter_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage) -> tuple[int, int]:
-    """Parameters of a rank's adapters: of layers that all tokens meet, and of routed experts."""
     assert engine.lora is not None
     sizes, dense, experts = engine.parallel, 0, 0
     # Layers of a kind are alike.
@@ -153,8 +152,7 @@ def replicas_of_parameters(parallel: ParallelSpec, ranks: int) -> tuple[int, int
     return stage // parallel.tp, stage // parallel.expert_ranks
 
 
-def _counts(fields: dict[str, Any], stages: int, chunks: int, layers: int) -> list[list[int]]:
-    """Return the number of layers of each chunk of each stage."""
+def _counts(fields: MegatronFields, stages: int, chunks: int, layers: int) -> list[list[int]]:
     if layout := fields.get("pipeline_model_parallel_layout"):
         return _of_layout(layout, stages)
     first, last = (fields.get(f"num_layers_in_{which}_pipeline_stage") for which in ("first", "last"))
@@ -194,3 +192,59 @@ def _words(layout: str) -> list[list[str]]:
     text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
     text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
     return [[_LAYOUT_WORDS.get(letter.lower(), letter) for letter in part] for part in text.split("|")]
+
+
+STATE_BYTES = 12
+"""Float32 weight and two moments, by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStates:
+    """States that one rank keeps between steps."""
+
+    parameters: float
+    """Parameters whose states the rank keeps."""
+    each: int
+    """Bytes of one parameter's states."""
+    host_share: float
+    """Share of the parameters whose states and step are on the host."""
+
+    @property
+    def on_device(self) -> float:
+        return self.parameters * self.each * (1 - self.host_share)
+
+    @property
+    def on_host(self) -> float:
+        return self.parameters * self.each * self.host_share
+
+
+def optimizer_states(held: RankParameters, spec: MegatronEngineSpec, ranks: int, value: int) -> OptimizerStates:
+    """Count the states of a rank with parameters of `value` bytes."""
+    fields = spec.optimizer
+    parameters = float(sum(held.trained))
+    if fields.get("use_distributed_optimizer", True):
+        dense, experts = replicas_of_parameters(spec.parallel, ranks)
+        parameters = held.trained[0] / dense + held.trained[1] / experts
+    if fields.get("optimizer_cpu_offload"):
+        # A step on the host needs all states in float32.
+        return OptimizerStates(parameters, STATE_BYTES, float(fields.get("optimizer_offload_fraction", 1.0)))
+    return OptimizerStates(parameters, _state_bytes(fields, value), 0.0)
+
+
+def _state_bytes(fields: MegatronFields, value: int) -> int:
+    """Return the bytes for one parameter: its float32 weight, if the model has fewer bits, and the moments."""
+    precise = bool(fields.get("use_precision_aware_optimizer"))
+
+    def number(name: str) -> int:
+        return NUMBER_FORMATS[fields.get(name, "fp32")].nbytes if precise else 4
+
+    moments = number("exp_avg_dtype") + number("exp_avg_sq_dtype")
+    if fields.get("optimizer", "adam") == "sgd":
+        moments = 4 if fields.get("sgd_momentum", 0.9) else 0
+    if value == 4:
+        return moments
+    main = number("main_params_dtype")
+    # The remainder of a bfloat16 weight is two bytes.
+    if precise and main == 4 and fields.get("store_param_remainders", True):
+        main = 2
+    return main + moments

@@ -47,11 +47,7 @@ class _Place:
 
 
 def _place_of(mapped: MappedTensor, *, stacked: bool) -> _Place:
-    """Where Megatron puts a parameter.
-
-    Layers that are all alike are `stacked`: one key for all, the layer being its first axis. A layer's experts share
-    a key in any case.
-    """
+    """Where Megatron puts a parameter: layers that are all alike are `stacked` in one key, a layer's experts always."""
     key, index = mapped.megatron, tuple[int, ...]()
     if stacked and mapped.layer is not None:
         key, index = key.replace(f".layers.{mapped.layer}.", ".layers.", 1), (mapped.layer,)
@@ -115,10 +111,7 @@ class StoredModel(_Stored):
         super().__init__(stored, model_tensors(_shape_of(hf_config), rows, head))
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor of the Hugging Face model, in its stored dtype; one parameter is in memory at a time.
-
-        An output layer tied to the embedding is not among them. ValueError where a file cannot be read.
-        """
+        """Every tensor of the Hugging Face model but a tied output layer, in its stored dtype, one after the other."""
         for mapped, _ in self.pairs:
             yield from zip(mapped.hf, self.full(mapped), strict=True)
 
@@ -158,8 +151,7 @@ class StoredAdapters(_Stored):
 def write_megatron(source: WeightSource, hf_config: PretrainedConfig, padded_rows: int, folder: Path) -> None:
     """Write Hugging Face weights to `folder`, which exists, as Megatron-LM keeps released models; dtypes stay.
 
-    The embedding is padded to `padded_rows` rows, which the ranks of the intended layouts divide evenly. Raises
-    ValueError if the weights are not those of `hf_config`, and OSError if the folder cannot be written.
+    The embedding is padded to `padded_rows` rows. ValueError if the weights are not those of `hf_config`.
     """
     shape = _shape_of(hf_config)
     pairs = list(model_tensors(shape, padded_rows))
@@ -193,7 +185,6 @@ def _shape_of(hf_config: PretrainedConfig) -> ModelShape:
 
 
 def _whole_shape(mapped: MappedTensor) -> tuple[int, ...]:
-    """Return the shape of the parameter where a single rank holds it."""
     return mapped.map.shard_shape(mapped.shapes, 1)
 
 
@@ -202,7 +193,6 @@ def _parameter(mapped: MappedTensor, source: WeightSource) -> torch.Tensor:
 
 
 def _check_source(pairs: Sequence[MappedTensor], hf_config: PretrainedConfig, source: WeightSource) -> None:
-    """Refuse weights that are not all of the model's, before anything is written."""
     wanted = {name: shape for mapped in pairs for name, shape in zip(mapped.hf, mapped.shapes, strict=True)}
     check_names(source.names(), wanted.keys(), hf_config)
     for name, shape in sorted(wanted.items()):
@@ -213,8 +203,8 @@ def _check_source(pairs: Sequence[MappedTensor], hf_config: PretrainedConfig, so
 def write_hf(source: Path, model: ModelSpec, folder: Path, engine: MegatronEngineSpec | None, seed: int) -> None:
     """Write a Megatron checkpoint as a Hugging Face folder with the config and tokenizer of `model`.
 
-    `engine` and `seed` are those of the run that trained it; the adapters of an engine with ``lora`` are merged.
-    ValueError if Hugging Face has no class for the model with that head.
+    `engine` and `seed` are those of the run; adapters are merged. ValueError if Hugging Face has no class for that
+    head.
     """
     from dagrl.model_files.hf_folder import copy_tokenizer, write_hf_folder
     from dagrl.model_files.library_model import architecture, load_hf_config
@@ -223,7 +213,7 @@ def write_hf(source: Path, model: ModelSpec, folder: Path, engine: MegatronEngin
     config = load_hf_config(model)
     family, _ = buildable(config.to_dict())
     if not family.has_tables:
-        from dagrl.backends.megatron.engine.convert_built import tensors_of_checkpoint
+        from dagrl.backends.megatron.engine.bridge import tensors_of_checkpoint
 
         tensors = tensors_of_checkpoint(source, config)
     elif lora is None or engine is None:

@@ -58,10 +58,7 @@ class StoredTensors:
     """The tensors of one folder; pieces are read one at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the folder's metadata.
-
-        Raises ValueError for a folder that is missing, torn or in another format, or that could run code when read.
-        """
+        """Read the metadata. ValueError for a folder that is missing, torn or in another format, or could run code."""
         self.folder = folder
         self.metadata, self.tensors = _read_metadata(folder)
         """All tensors by key, including an optimizer's."""
@@ -88,10 +85,7 @@ class StoredTensors:
         return embedding.shape[0]
 
     def read(self, key: str, index: tuple[int, ...] = ()) -> torch.Tensor:
-        """The tensor `key`, or its part at `index` along the first axes, in its own dtype, on the CPU.
-
-        Raises ValueError for an unknown key and for files that cannot be read.
-        """
+        """The tensor `key`, or its part at `index` along the first axes, in its own dtype, on the CPU."""
         stored = self.tensors.get(key)
         if stored is None:
             raise ValueError(f"{self.folder} has no tensor {key!r}; is it a checkpoint of this model?")
@@ -103,10 +97,7 @@ class StoredTensors:
         return wanted.tensor.reshape(stored.shape[len(index) :])
 
     def read_object(self, key: str) -> Any:
-        """What was pickled as `key`: containers of numbers, texts and tensors.
-
-        Raises ValueError for an unknown key, for files that cannot be read and for a pickle that could run code.
-        """
+        """What was pickled as `key`: containers of numbers, texts and tensors. ValueError if it could run code."""
         place = self.metadata.storage_data.get(MetadataIndex(key)) if self.metadata.storage_data else None
         if place is None:
             raise ValueError(f"{self.folder} holds no {key!r}; is it a checkpoint of dagrl?")
@@ -124,8 +115,6 @@ class StoredTensors:
 
 
 class _Part:
-    """A part of a stored tensor to read."""
-
     def __init__(self, stored: StoredTensor, index: tuple[int, ...]) -> None:
         sizes = (*(1 for _ in index), *stored.shape[len(index) :])
         offsets = (*index, *(0 for _ in stored.shape[len(index) :]))
@@ -156,12 +145,11 @@ class CheckedReader(FileSystemReader):
         super().__init__(folder)
         self.metadata = metadata
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         return self.metadata
 
 
 def _read_metadata(folder: Path) -> tuple[Metadata, dict[str, StoredTensor]]:
-    """The folder's metadata, and its tensors' shapes and dtypes."""
     check_folder(folder)
     try:
         found = _DescriptionUnpickler(io.BytesIO((folder / METADATA).read_bytes())).load()
@@ -226,8 +214,7 @@ _DESCRIPTIONS = frozenset(
 class _DescriptionUnpickler(pickle.Unpickler):
     """Unpickles descriptions of tensors and rejects anything else."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        """The class or dtype of that name, if it only describes tensors."""
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) in _DESCRIPTIONS:
             return super().find_class(module, name)
         dtype = getattr(torch, name, None) if module == "torch" and name.isidentifier() else None

@@ -10,14 +10,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint import save as save_pieces
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from dagrl.backends.megatron.stored.stored_tensors import COMMON
@@ -34,7 +33,7 @@ class TensorToWrite:
     parts: Mapping[tuple[int, ...], Callable[[], torch.Tensor]]
     """Index -> makes the part. All indices have the same number of axes; () is the whole tensor."""
 
-    def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
+    def __create_write_items__(self, fqn: str, object: TensorToWrite) -> list[WriteItem]:
         """Torch's `_Checkpointable` protocol: describe what to write, without making it."""
         items = []
         for number, index in enumerate(self.parts):
@@ -62,12 +61,12 @@ class TensorToWrite:
 class _Planner(DefaultSavePlanner):
     """Torch's planner, but makes a part only when it is written."""
 
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        found: Any = self.state_dict[index.fqn]
-        return found.__get_tensor_shard__(index) if isinstance(found, TensorToWrite) else found
+    def lookup_object(self, index: MetadataIndex) -> object:
+        content: object = self.state_dict[index.fqn]
+        return content.__get_tensor_shard__(index) if isinstance(content, TensorToWrite) else content
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, TensorToWrite], common: Mapping[str, Any]) -> None:
+def write_tensors(folder: Path, tensors: Mapping[str, TensorToWrite], common: Mapping[str, object]) -> None:
     """Write `tensors` by key, and Megatron's `common` state, to the existing `folder`.
 
     One part is in memory at a time. Raises OSError if it cannot be written, and errors of making a part.
@@ -76,10 +75,10 @@ def write_tensors(folder: Path, tensors: Mapping[str, TensorToWrite], common: Ma
         axes = len(next(iter(tensor.parts)))
         expected = math.prod(tensor.shape[:axes])
         assert len(tensor.parts) == expected, f"{key} has {len(tensor.parts)} parts of {expected}"
-    content = {**tensors, COMMON: [dict(common)]}
+    content: STATE_DICT_TYPE = {**tensors, COMMON: [dict(common)]}
     try:
         save_pieces(
-            cast(dict[str, Any], content),
+            content,
             storage_writer=FileSystemWriter(folder, single_file_per_rank=True, thread_count=1),
             planner=_Planner(flatten_state_dict=False, flatten_sharded_tensors=False),
             no_dist=True,

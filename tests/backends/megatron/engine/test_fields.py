@@ -8,8 +8,7 @@ import transformers
 
 from dagrl.backends.families.registry import buildable, family_names, find_family
 from dagrl.backends.families.sizes import sizes_of
-from dagrl.backends.megatron.engine.config import transformer_fields
-from dagrl.backends.megatron.engine.fields import arguments_of, build_config
+from dagrl.backends.megatron.engine.config import arguments_of, build_config, transformer_fields
 from dagrl.backends.megatron.fields import TransformerFields
 
 # After the package that patches torch on machines without CUDA.
@@ -61,7 +60,7 @@ def test_fixed_values_prevail_and_given_ones_over_defaults():
 
 
 def test_fields_that_megatron_does_not_have_or_refuses():
-    with pytest.raises(ValueError, match=r"optimizer\.clip_gard: .*did you mean 'clip_grad'\?\noptimizer\.other: "):
-        arguments_of(OptimizerConfig, "optimizer", {"other": 1, "clip_gard": 1.0}, defaults={}, fixed={})
+    with pytest.raises(ValueError, match=r"optimizer\.clip_gard: .*did you mean `clip_grad`"):
+        arguments_of(OptimizerConfig, "optimizer", {"clip_gard": 1.0}, defaults={}, fixed={})
     with pytest.raises(ValueError, match=r"^optimizer: Megatron rejects these fields: "):
         build_config(OptimizerConfig, "optimizer", {"use_precision_aware_optimizer": True, "optimizer": "sgd"})

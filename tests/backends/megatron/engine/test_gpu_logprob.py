@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from dagrl.backends.megatron.engine.linear_loss import linear_loss
-from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import linear_loss, linear_token_logprobs, token_logprobs
 from dagrl.backends.megatron.engine.token_statistics import TokenScores, VocabColumns, linear_statistics
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dagrl.backends.megatron.engine.linear_loss import linear_loss
-from dagrl.backends.megatron.engine.logprob import linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.logprob import linear_loss, linear_token_logprobs, token_logprobs
 from dagrl.backends.megatron.engine.token_statistics import TokenScores, VocabColumns
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

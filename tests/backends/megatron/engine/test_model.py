@@ -101,7 +101,7 @@ def test_virtual_stages_of_a_layout_are_those_of_the_parallel_section(run_ranks,
 
 @given(vocab_size=st.integers(1, 300_000), ranks=st.integers(1, 16))
 def test_a_padded_vocabulary_holds_all_tokens_and_divides(vocab_size: int, ranks: int):
-    from dagrl.backends.megatron.vocabulary import padded_vocab_size
+    from dagrl.backends.megatron.section import padded_vocab_size
 
     padded = padded_vocab_size(vocab_size, ranks)
     assert padded >= vocab_size

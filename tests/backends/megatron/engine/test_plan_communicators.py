@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dagrl.backends.families.registry import model_shape
-from dagrl.backends.megatron.planning.communicators import groups_of_pass, groups_of_update
+from dagrl.backends.megatron.planning.costs import groups_of_pass, groups_of_update
 from dagrl.backends.megatron.section import ParallelSpec
 from dagrl.config.schema import ModelSpec
 

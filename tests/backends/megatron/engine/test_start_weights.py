@@ -2,7 +2,7 @@
 
 import torch
 
-from dagrl.backends.megatron.engine.start_weights import StartWeights
+from dagrl.backends.megatron.engine.moving_average import StartWeights
 
 MIB = 2**20
 

@@ -8,7 +8,7 @@ import pytest
 from published_shapes import QWEN3_8B, QWEN3_30B
 
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.megatron.planning.communicators import groups_of_pass, groups_of_update
+from dagrl.backends.megatron.planning.costs import groups_of_pass, groups_of_update
 from dagrl.backends.megatron.section import ParallelSpec
 
 TIED = replace(QWEN3_8B, tied=True)

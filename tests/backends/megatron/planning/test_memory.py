@@ -15,8 +15,7 @@ from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.megatron.planning.activations import stage_activations
 from dagrl.backends.megatron.planning.memory import trainer_memory
 from dagrl.backends.megatron.planning.stages import rank_parameters, stages_of
-from dagrl.backends.megatron.section import MegatronEngineSpec
-from dagrl.backends.megatron.vocabulary import padded_vocab_size
+from dagrl.backends.megatron.section import MegatronEngineSpec, padded_vocab_size
 from dagrl.backends.planning.memory import GIB, EngineMemory
 from dagrl.backends.planning.planned_engine import Workload
 

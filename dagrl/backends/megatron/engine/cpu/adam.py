@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import TypedDict, cast
 
 import torch
+from torch.optim.optimizer import ParamsT
+
+
+class _Group(TypedDict):
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    step: int
 
 
 class FusedAdam(torch.optim.Optimizer):
     """Adam (Kingma and Ba, 2015), or AdamW (Loshchilov and Hutter, 2019) with `adam_w_mode`.
 
-    Unlike torch's, it counts steps in the parameter group and has only ``exp_avg`` and ``exp_avg_sq`` per parameter,
-    like Transformer Engine's optimizer of this name. Megatron's distributed optimizer loads this layout, so checkpoints
-    can be exchanged between CPU and GPU.
+    Its state has the layout of Transformer Engine's optimizer of this name, so that CPU and GPU can exchange
+    checkpoints: steps are counted in the parameter group.
     """
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -41,9 +49,9 @@ class FusedAdam(torch.optim.Optimizer):
             group["step"] = int(group.get("step", 0)) + 1
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group)
+                    self._update(parameter, cast("_Group", group))
 
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: torch.Tensor, group: _Group) -> None:
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
         if not state:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from megatron.core.tensor_parallel.layers import RowParallelLinear
+from megatron.core.transformer import MegatronModule
 
 from dagrl.backends.megatron.engine.cpu.modules import (
     TELayerNormColumnParallelLinear,
@@ -12,14 +13,19 @@ from dagrl.backends.megatron.engine.cpu.modules import (
     TERowParallelGroupedLinear,
 )
 
+if TYPE_CHECKING:
+    from megatron.bridge.peft.utils import AdapterAttributes
 
-def use_plain_layers(lora: Any) -> None:
-    """Replace the function by which `lora`, megatron-bridge's module, asks a layer for its sizes.
+
+def use_plain_layers() -> None:
+    """Replace the function by which megatron-bridge's ``lora`` module, which is imported, asks a layer for its sizes.
 
     It needs the classes of Transformer Engine, and fails where Megatron has none in their place.
     """
+    from megatron.bridge.peft import lora
+    from megatron.bridge.peft.utils import AdapterAttributes
 
-    def attributes(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def attributes(layer: MegatronModule, *args: object, **kwargs: object) -> AdapterAttributes:
         if isinstance(layer, TELayerNormColumnParallelLinear):
             layer.return_layernorm_output = True
         return AdapterAttributes(
@@ -31,7 +37,5 @@ def use_plain_layers(lora: Any) -> None:
             disable_sequence_parallel_comm=plain or not layer.config.sequence_parallel,
             base_linear_is_parallel=not isinstance(layer, TELinear),
         )
-
-    from megatron.bridge.peft.utils import AdapterAttributes
 
     lora.get_adapter_attributes_from_linear = attributes

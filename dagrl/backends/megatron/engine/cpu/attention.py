@@ -1,13 +1,10 @@
 """Causal attention over packed sequences in plain torch, which Megatron's own lacks without Transformer Engine.
 
-Where queries and keys differ in number they are aligned at their ends, as in Transformer Engine's bottom-right mask.
+It has sliding windows, soft-capped scores ("Gemma 2", arXiv 2408.00118) and sinks ("gpt-oss", arXiv 2508.10925). Where
+queries and keys differ in number they are aligned at their ends, as in Transformer Engine's bottom-right mask.
 
-It has sliding windows, soft-capped scores ("Gemma 2", arXiv 2408.00118) and sinks ("gpt-oss", arXiv 2508.10925).
-
-Sequences of similar length are padded to the longest and share one call of torch's scaled-dot-product attention. As
-attention is causal and padding is at the end, no token attends to it.
-
-With context parallelism a rank attends from its own tokens to the gathered keys and values of all ranks.
+Sequences of similar length are padded to the longest and share one call of torch's scaled-dot-product attention. With
+context parallelism a rank attends from its own tokens to the gathered keys and values of all ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +31,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dagrl.backends.megatron.engine.context_parallel import zigzag_index
 
+Offsets = tuple[tuple[int, int, int], ...]
+"""Axis, index and count of the parts that a tensor's layer or expert is one of."""
 _SHORT = 32
 """Length up to which sequences share a call whatever their lengths, because another call costs more than padding."""
 
@@ -74,7 +72,7 @@ class PackedAttention(MegatronModule):
         softmax_scale: float | None = None,
         k_channels: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
-        **unused: Any,
+        **unused: object,
     ) -> None:
         super().__init__(config=config)
         scale = softmax_scale if softmax_scale is not None else config.softmax_scale
@@ -100,7 +98,7 @@ class PackedAttention(MegatronModule):
         value: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
-        **unused: Any,
+        **unused: object,
     ) -> torch.Tensor:
         """Attend within each sequence of the pack.
 
@@ -160,9 +158,8 @@ class PackedAttention(MegatronModule):
         return torch.nn.functional.dropout(shares, dropout) @ v
 
     def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+        self, prefix: str = "", sharded_offsets: Offsets = (), metadata: dict[str, object] | None = None
     ) -> ShardedStateDict:
-        """The sinks, if there are any."""
         tensors = {} if self.softmax_offset is None else {"softmax_offset": self.softmax_offset}
         metadata = ensure_metadata_has_dp_cp_group(metadata)
         groups = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp"])
@@ -183,12 +180,11 @@ def window_of(config: TransformerConfig, layer_number: int) -> int | None:
 
 
 def _lengths(pack: PackedSeqParams) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Queries and keys of each sequence, with padding."""
     bounds = (
         pack.cu_seqlens_q if pack.cu_seqlens_q_padded is None else pack.cu_seqlens_q_padded,
         pack.cu_seqlens_kv if pack.cu_seqlens_kv_padded is None else pack.cu_seqlens_kv_padded,
     )
-    queries, keys = (tuple(each.diff().tolist()) for each in bounds)
+    queries, keys = (tuple(ends.diff().tolist()) for ends in bounds)
     return queries, keys
 
 
@@ -228,18 +224,13 @@ def _layout(
 
 
 def _side_by_side(start: torch.Tensor, length: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices of the tokens of sequences, padded to the longest, int64 [sequences, longest], and which are not padding.
-
-    Padding repeats its sequence's last token.
-    """
+    """Indices of the tokens of sequences, int64 [sequences, longest], padded by the last, and which are not padding."""
     column, last = torch.arange(int(length.max())), (length - 1).unsqueeze(1)
     return start.unsqueeze(1) + column.minimum(last), column <= last
 
 
 def _similar(lengths: tuple[int, ...]) -> list[list[int]]:
-    """Indices of non-empty sequences, longest first, in groups whose shortest is at least half as long as the
-    longest.
-    """
+    """Indices of non-empty sequences, longest first, in groups whose shortest is at least half the longest."""
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if not lengths[index]:

@@ -5,8 +5,6 @@ Megatron takes them from flash-linear-attention, which needs a GPU.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from megatron.core.ssm.gated_delta_net import common, gdn
 
@@ -26,11 +24,7 @@ def _l2norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def _causal_conv1d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    cu_seqlens: torch.Tensor | None,
-    **unused: Any,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, cu_seqlens: torch.Tensor | None, **unused: object
 ) -> tuple[torch.Tensor, None]:
     """Convolve each channel with itself, then apply SiLU; x is [1, tokens, channels], weight [channels, width]."""
     channels, width = weight.shape
@@ -49,10 +43,10 @@ def _gated_delta_rule(
     g: torch.Tensor,
     beta: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
-    **options: Any,
+    **options: object,
 ) -> tuple[torch.Tensor, None]:
     """Run Megatron's own rule on each sequence alone; all are [1, tokens, heads, ...]."""
-    parts = zip(*(_sequences(each, cu_seqlens) for each in (q, k, v, g, beta)), strict=True)
+    parts = zip(*(_sequences(tensor, cu_seqlens) for tensor in (q, k, v, g, beta)), strict=True)
     outputs = [common.torch_chunk_gated_delta_rule(*part[:3], g=part[3], beta=part[4], **options)[0] for part in parts]
     return torch.cat(outputs, dim=1), None
 

@@ -7,7 +7,7 @@ same names.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
@@ -18,18 +18,13 @@ from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt import experimental_attention_variant_module_specs, gpt_layer_specs, moe_module_specs
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer import (
-    MegatronModule,
-    mla_qk_norm_config,
-    multi_latent_attention,
-    transformer_block,
-)
+from megatron.core.transformer import MegatronModule, mla_qk_norm_config, multi_latent_attention, transformer_block
 from megatron.core.transformer.moe.experts import GroupedMLPSubmodules, TEGroupedMLP
 from megatron.core.transformer.moe.moe_layer import ExpertsBuilder
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group, make_sharded_tensors_for_checkpoint
 
-from dagrl.backends.megatron.engine.cpu.attention import PackedAttention
+from dagrl.backends.megatron.engine.cpu.attention import Offsets, PackedAttention
 
 
 def use_plain_modules() -> None:
@@ -51,7 +46,7 @@ def use_plain_modules() -> None:
 class TENorm(torch.nn.Module):
     """The config's norm; its parameters are marked for sequence parallelism as Megatron does."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: Any) -> None:
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: object) -> None:
         super().__init__()
         self.config, self.eps = config, eps
         self.weight: torch.Tensor
@@ -63,7 +58,6 @@ class TENorm(torch.nn.Module):
 
 
 def _add_norm(module: torch.nn.Module, config: TransformerConfig, size: int, prefix: str) -> None:
-    """Add a norm's parameters to `module`; the bias is None for RMS norms."""
     assert config.normalization in ("RMSNorm", "LayerNorm"), f"the CPU has no {config.normalization}"
     weight = torch.nn.Parameter(torch.ones(size, dtype=config.params_dtype))
     bias = torch.nn.Parameter(torch.zeros(size, dtype=config.params_dtype))
@@ -94,7 +88,7 @@ class TELinear(MegatronModule):
         parallel_mode: str,
         config: TransformerConfig,
         bias: bool,
-        **unused: Any,
+        **unused: object,
     ) -> None:
         super().__init__(config=config)
         assert parallel_mode == "duplicated" and not bias, "the CPU supports only layers for latent attention"
@@ -120,12 +114,14 @@ class TERowParallelLinear(RowParallelLinear):
 class TELayerNormColumnParallelLinear(ColumnParallelLinear):
     """A column-parallel linear layer after a norm, whose parameters begin with ``layer_norm_``."""
 
-    def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
+    def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: object) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
         _add_norm(self, config, input_size, "layer_norm_")
         self.return_layernorm_output = False
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, torch.Tensor | None]:
+    def forward(
+        self, x: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
         """Normalise over the hidden size, then multiply. Returns the normed input too if an adapter asks for it."""
         epsilon = self.config.layernorm_epsilon
         normed = _normed(x, self.layer_norm_weight, self.layer_norm_bias, self.config, epsilon)
@@ -134,10 +130,7 @@ class TELayerNormColumnParallelLinear(ColumnParallelLinear):
 
 
 class _GroupedLinear(torch.nn.Module):
-    """Linear layers of a rank's experts, ``weight0`` and on, with ``bias0`` and on if they have biases.
-
-    The token dispatcher does all communication.
-    """
+    """Linear layers of a rank's experts, ``weight0`` and on, with ``bias0`` and on if they have biases."""
 
     parallel_mode: ClassVar[str]
     split_axis: ClassVar[int]
@@ -155,7 +148,7 @@ class _GroupedLinear(torch.nn.Module):
         skip_bias_add: bool,
         is_expert: bool,
         pg_collection: ProcessGroupCollection | None = None,
-        **unused: Any,
+        **unused: object,
     ) -> None:
         super().__init__()
         assert is_expert, "only experts are grouped"
@@ -179,10 +172,7 @@ class _GroupedLinear(torch.nn.Module):
         _set_expert_parameter_attributes(self, self.parallel_mode, own_groups)
 
     def forward(self, x: torch.Tensor, m_splits: list[int]) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
-        """Multiply each expert's tokens, which are consecutive, `m_splits` of them each.
-
-        Biases are added, or returned if the caller adds them.
-        """
+        """Multiply each expert's tokens, `m_splits` consecutive ones each. Biases are added or returned."""
         biases = [getattr(self, f"bias{expert}") for expert in range(self.num_gemms)] if self.use_bias else None
         added = None if biases is None or self._returns_bias else biases
         outputs = [
@@ -192,7 +182,7 @@ class _GroupedLinear(torch.nn.Module):
         return torch.cat(outputs), biases if self._returns_bias else None
 
     def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+        self, prefix: str = "", sharded_offsets: Offsets = (), metadata: dict[str, object] | None = None
     ) -> ShardedStateDict:
         """The weights under Transformer Engine's keys: one for all experts, which are its first axis."""
         metadata = ensure_metadata_has_dp_cp_group(metadata)
@@ -248,7 +238,6 @@ class PlainSpecProvider(LocalSpecProvider):
         return TELinear
 
     def fuse_layernorm_and_linear(self) -> bool:
-        """As in Transformer Engine, a norm belongs to the following linear layer."""
         return True
 
     def column_parallel_layer_norm_linear(self) -> type:
@@ -261,7 +250,6 @@ class PlainSpecProvider(LocalSpecProvider):
         return TEDotProductAttention
 
     def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> ExpertsBuilder:
-        """Experts with weights in one module, or in one module each."""
         if not moe_use_grouped_gemm:
             return super().grouped_mlp_modules(moe_use_grouped_gemm)
         linears = GroupedMLPSubmodules(linear_fc1=TEColumnParallelGroupedLinear, linear_fc2=TERowParallelGroupedLinear)

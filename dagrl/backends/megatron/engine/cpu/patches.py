@@ -13,10 +13,10 @@ import logging
 import os
 import types
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from dagrl.imports import without_packages
 
@@ -29,7 +29,6 @@ _installed = False
 
 
 def install() -> None:
-    """Install all patches, once per process and only without CUDA. Imports Megatron."""
     global _installed
     if _installed or torch.cuda.is_available():
         return
@@ -54,9 +53,9 @@ def install() -> None:
 
 
 def disable_compilation() -> None:
-    """Megatron's ``jit_fuser`` is torch.compile, which would run a C++ compiler for minutes to fuse small functions.
+    """Megatron's ``jit_fuser`` is torch.compile, which would run a C++ compiler for minutes.
 
-    torch checks this variable when functions are compiled; `import_megatron` spares it the import of its compiler.
+    Torch reads this variable when functions are compiled.
     """
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
@@ -85,7 +84,7 @@ def constructors_take_cuda_for_the_cpu() -> None:
 
 def _on_the_cpu(construct: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(construct)
-    def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def wrapper(*args: object, **kwargs: object) -> torch.Tensor:
         if "device" in kwargs and str(kwargs["device"]).startswith("cuda"):
             kwargs["device"] = _CPU
         # Pinned memory needs a driver.
@@ -105,9 +104,9 @@ def tensor_types_read_as_cuda() -> None:
     """The optimizers sort parameters by ``tensor.type()``, a string, and only know CUDA's."""
     original = torch.Tensor.type
 
-    def read_as_cuda(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def read_as_cuda(self: torch.Tensor, dtype: torch.dtype | str | None = None, **options: bool) -> torch.Tensor | str:
         if dtype is not None:
-            return original(self, dtype, *args, **kwargs)
+            return original(self, dtype, **options)
         return original(self).replace("torch.", "torch.cuda.", 1)
 
     torch.Tensor.type = read_as_cuda  # type: ignore[method-assign, assignment]
@@ -116,14 +115,14 @@ def tensor_types_read_as_cuda() -> None:
 class _NothingToWaitFor:
     """A stream or an event on a device where operations are synchronous."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-    def record(self, *args: Any) -> None: ...
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    def record(self, *args: object) -> None: ...
     def synchronize(self) -> None: ...
-    def wait(self, *args: Any) -> None: ...
-    def wait_event(self, *args: Any) -> None: ...
-    def wait_stream(self, *args: Any) -> None: ...
+    def wait(self, *args: object) -> None: ...
+    def wait_event(self, *args: object) -> None: ...
+    def wait_stream(self, *args: object) -> None: ...
 
-    def record_event(self, event: Any = None) -> Any:
+    def record_event(self, event: _NothingToWaitFor | None = None) -> _NothingToWaitFor:
         return event or _NothingToWaitFor()
 
     def query(self) -> bool:
@@ -148,10 +147,8 @@ def random_state_is_the_cpus() -> None:
 
 
 def import_megatron() -> None:
-    """Import Megatron without what it only needs on GPUs, which takes seconds.
-
-    It leaves out flashinfer and flash-attn, which inference servers install, torch's compiler, and trackers that
-    its timers could write to.
+    """Import Megatron without what it only needs on GPUs, which takes seconds: inference kernels, torch's compiler,
+    trackers.
     """
     compiler, torch.compile = torch.compile, _uncompiled  # type: ignore[assignment]
     try:
@@ -161,7 +158,7 @@ def import_megatron() -> None:
         torch.compile = compiler
 
 
-def _uncompiled(function: Any = None, **_: Any) -> Any:
+def _uncompiled(function: Callable[..., object] | None = None, **_: object) -> Callable[..., object]:
     """A decorator, with arguments or without, that changes nothing."""
     return function if function is not None else _uncompiled
 
@@ -189,17 +186,19 @@ def adam_has_the_layout_of_transformer_engine() -> None:
 
 
 def packed_rope_is_one_operation() -> None:
-    """Without a fused kernel Megatron rotates packed sequences one by one, in place.
-
-    The backward pass then copies the whole pack once per sequence. Indexing the angles by position takes one operation.
-    """
+    """Megatron rotates packed sequences one by one, in place; the backward pass copies the whole pack for each."""
     from megatron.core.models.common.embeddings import rope_utils
 
     one_by_one = rope_utils._apply_rotary_pos_emb_thd
 
     @functools.wraps(one_by_one)
     def rotate(
-        t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor, *args: Any, cp_group: Any, **kwargs: Any
+        t: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        freqs: torch.Tensor,
+        *args: object,
+        cp_group: dist.ProcessGroup,
+        **kwargs: object,
     ) -> torch.Tensor:
         positions = _positions(tuple(cu_seqlens.tolist()), cp_group.rank(), cp_group.size())
         rotated = rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), freqs[positions], *args, **kwargs)
@@ -221,38 +220,37 @@ def expert_splits_are_host_numbers() -> None:
     """The all-to-all of experts takes its sizes as numbers; Megatron converts only tensors on a GPU."""
     from megatron.core.transformer.moe import token_dispatcher
 
-    def convert(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+    def convert(tensor: object, as_numpy: bool = False, record_stream: bool = False) -> object:
+        return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
     token_dispatcher.maybe_move_tensor_to_cpu = convert
 
 
 def gathering_takes_uneven_parts() -> None:
     """Expert tensor parallelism gathers as many tokens as each rank received; gloo requires equal parts."""
-    gather = torch.distributed.all_gather
+    gather = dist.all_gather
 
     @functools.wraps(gather)
     def gather_any(
-        tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
-    ) -> Any:
+        tensor_list: list[torch.Tensor],
+        tensor: torch.Tensor,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> dist.Work | None:
         if all(part.shape == tensor_list[0].shape for part in tensor_list):
             return gather(tensor_list, tensor, group=group, async_op=async_op)
         assert not async_op, "uneven parts are gathered synchronously"
         for source, part in enumerate(tensor_list):
-            if source == torch.distributed.get_rank(group):
+            if source == dist.get_rank(group):
                 part.copy_(tensor)
-            torch.distributed.broadcast(part, group=group, group_src=source)
+            dist.broadcast(part, group=group, group_src=source)
         return None
 
-    torch.distributed.all_gather = gather_any
+    dist.all_gather = gather_any
 
 
 def recomputation_knows_no_fp8() -> None:
-    """Recomputation of parts of a layer asks Transformer Engine about fp8, even if it is not used.
-
-    ``CheckpointWithoutOutput`` takes fp8=False for an answer other than None, and then reads names that do not exist
-    without Transformer Engine.
-    """
+    """Recomputation asks Transformer Engine about fp8, and takes any answer but None for a state to restore."""
     from megatron.core.tensor_parallel import random
 
     random.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False)
@@ -260,11 +258,7 @@ def recomputation_knows_no_fp8() -> None:
 
 
 def recomputed_outputs_are_copied() -> None:
-    """A discarded and recomputed output is restored by a C++ extension, compiled at first use.
-
-    It swaps the tensors' memory without autograd's notice. Copying into the old memory is not noticed either, and needs
-    no compiler.
-    """
+    """A recomputed output is restored by a C++ extension, compiled at first use, without autograd's notice."""
     from megatron.core.tensor_parallel import random
 
     def put_back(output: torch.Tensor, again: torch.Tensor) -> None:
