@@ -51,18 +51,14 @@ class Family:
     expert_count: ClassVar[tuple[str, ...]] = ()
     """Names of the field with the number of experts, the family's own first; empty for dense models."""
     expert_width: ClassVar[str] = "moe_intermediate_size"
-    """The field with the width of one expert."""
     latent: ClassVar[bool] = False
-    """Whether attention is latent."""
     zero_centred_norms: ClassVar[bool] = False
     """Whether norms multiply with 1 + weight, so that the weights of a new model are zeros."""
     ranges: ClassVar[Mapping[str, Range]] = COMMON_RANGES | EXPERT_RANGES
-    """Values that fields can have."""
     heads_divide_hidden: ClassVar[bool] = False
     """Whether transformers demands it, whatever the head_dim."""
 
     has_vision: ClassVar[bool] = False
-    """Whether it has a vision tower."""
 
     # -- what the Megatron backend computes as Hugging Face does
 

@@ -106,14 +106,12 @@ COMMON_RANGES: dict[str, Range] = {
     **dict.fromkeys(("dtype", "torch_dtype"), _DTYPE),
     "id2label": _LABELS,
 }
-"""Ranges of the fields that configs of many families have."""
 EXPERT_RANGES: dict[str, Range] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), COUNT),
     "num_experts_per_tok": whole(1, 2**16, nullable=False),
     "moe_intermediate_size": WIDTH,
     **dict.fromkeys(("router_aux_loss_coef", "router_jitter_noise"), NOT_NEGATIVE),
 }
-"""Ranges of the fields of mixtures of experts."""
 _ROPE_RANGES: dict[str, Range] = {
     "rope_theta": ABOVE_ZERO,
     "factor": number("a number of 1 or more", lambda value: value >= 1),

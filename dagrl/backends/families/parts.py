@@ -33,7 +33,6 @@ class GroupedQueryAttention:
     qk_norm: bool = False
     """Whether queries and keys are normed, head by head."""
     norm_bias: bool = False
-    """Whether the norm has a bias."""
     post_norm: str = ""
     """The published name of a norm of the outputs; empty for none."""
 
@@ -97,7 +96,6 @@ class LatentAttention:
     rotary_dim: int
     """Width of the part that has the position; all heads share that of the key."""
     value_dim: int
-    """Width of a head's value."""
 
     @property
     def query_dim(self) -> int:
@@ -204,11 +202,8 @@ class GatedMlp:
     hidden: int
     width: int
     gated: bool = True
-    """Whether there is a gate projection."""
     norm: str = _MLP_NORM
-    """The published name of the norm."""
     norm_bias: bool = False
-    """Whether the norm has a bias."""
     post_norm: str = ""
     """The published name of a norm of the outputs; empty for none."""
 
@@ -231,7 +226,6 @@ class GatedExperts:
     chosen: int
     """Experts that each token is sent to."""
     width: int
-    """Width of one routed expert."""
     shared_width: int = 0
     """Width of the experts that see every token, together."""
     shared_block: str = "shared_experts"

@@ -53,13 +53,11 @@ class ModelShape:
     mixture_layers: tuple[bool, ...] = ()
     """Which layers have experts; empty for none."""
     tied: bool = False
-    """Whether the output layer is the embedding."""
     linear: LinearAttention | None = None
     """The attention of layers without keys and values."""
     linear_layers: tuple[bool, ...] = ()
     """Which layers have it; empty for none."""
     norm_bias: bool = False
-    """Whether the norm after the last layer has a bias."""
     vision: VisionTower | None = None
     """The tower of a vision-language model."""
     text_prefix: str = "model."

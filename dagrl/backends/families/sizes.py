@@ -26,7 +26,6 @@ class ModelSizes:
     """Sizes of a model; None is what its config does not say."""
 
     family: str | None = None
-    """Its ``model_type``."""
     traits: Family = UNKNOWN
     """Its family, as far as that is known."""
     layers: Size | None = None
@@ -44,16 +43,13 @@ class ModelSizes:
     """Tokens that attention reaches back, in all layers or some."""
     vocabulary: Size | None = None
     mixture: bool | None = None
-    """Whether it is a mixture of experts."""
     latent_attention: bool = False
     has_vision: bool = True
-    """Whether it has a vision tower, as far as that is known."""
     added_layers: int = 0
     """How many layers the tower adds to the outputs of."""
     norms_outputs: bool = False
     """Whether norms follow on the blocks of a layer."""
     capped_logits: bool = False
-    """Whether logits are capped."""
 
 
 def sizes_of(config: HfConfig | None) -> ModelSizes:

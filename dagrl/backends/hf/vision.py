@@ -23,7 +23,6 @@ class SeenInputs:
     """Inputs of a model that sees."""
 
     embedded: torch.Tensor
-    """Embeddings [R, L, hidden]."""
     positions: torch.Tensor
     """Positions, int64 [3, R, L]."""
     added: dict[str, torch.Tensor | list[torch.Tensor]]

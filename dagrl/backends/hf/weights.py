@@ -24,16 +24,29 @@ def replace_weights(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.T
         names[name] += 1
         given[name] = tensor
     targets = published_tensors(model)
-    faults = [
-        *_listed("unknown", [name for name in given if name not in targets]),
-        *_listed("doubled", [name for name, times in names.items() if times > 1]),
-        *_listed("missing", _missing(targets, given)),
-        *_listed("of the wrong shape", _misshapen(targets, given)),
-        *_listed("tied in this model but not equal", _untied(targets, given)),
-    ]
-    if faults:
+    # Tied names are one object, filled under any name.
+    filled: dict[int, str] = {}
+    misshapen, untied = [], []
+    for name, tensor in given.items():
+        if (target := targets.get(name)) is None:
+            continue
+        if tensor.shape != target.shape:
+            misshapen.append(f"{name} ({list(tensor.shape)}, not {list(target.shape)})")
+        other = filled.setdefault(id(target), name)
+        if other != name and not torch.equal(given[other], tensor):
+            untied.append(f"{other} and {name}")
+    missing = {id(target): name for name, target in reversed(targets.items()) if id(target) not in filled}
+    faults = {
+        "unknown": [name for name in given if name not in targets],
+        "doubled": [name for name, times in names.items() if times > 1],
+        "missing": [*reversed(missing.values())],
+        "of the wrong shape": misshapen,
+        "tied in this model but not equal": untied,
+    }
+    if any(faults.values()):
+        listed = "; ".join(f"{fault}: {_first(wrong)}" for fault, wrong in faults.items() if wrong)
         raise ValueError(
-            f"these weights do not fit the model, which keeps its own: {'; '.join(faults)}. "
+            f"these weights do not fit the model, which keeps its own: {listed}. "
             "The sending and the receiving engine must have the same model."
         )
     with torch.no_grad():
@@ -41,37 +54,6 @@ def replace_weights(model: torch.nn.Module, tensors: Iterable[tuple[str, torch.T
             targets[name].copy_(tensor)
 
 
-def _missing(targets: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> list[str]:
-    # Tied names are one object, filled under any name.
-    filled = {id(targets[name]) for name in given if name in targets}
-    missing: dict[int, str] = {}
-    for name, target in targets.items():
-        if id(target) not in filled:
-            missing.setdefault(id(target), name)
-    return list(missing.values())
-
-
-def _misshapen(targets: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> list[str]:
-    return [
-        f"{name} ({list(tensor.shape)}, not {list(targets[name].shape)})"
-        for name, tensor in given.items()
-        if name in targets and tensor.shape != targets[name].shape
-    ]
-
-
-def _untied(targets: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> list[str]:
-    first: dict[int, str] = {}
-    untied = []
-    for name in given:
-        if name in targets:
-            other = first.setdefault(id(targets[name]), name)
-            if other != name and not torch.equal(given[other], given[name]):
-                untied.append(f"{other} and {name}")
-    return untied
-
-
-def _listed(fault: str, names: list[str]) -> list[str]:
-    if not names:
-        return []
+def _first(names: list[str]) -> str:
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return [f"{fault}: {', '.join(names[:_NAMES_SHOWN])}{more}"]
+    return f"{', '.join(names[:_NAMES_SHOWN])}{more}"

@@ -14,7 +14,6 @@ from dagrl.model_files.safetensors_header import FLOATING, HeaderEntry, read_byt
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""Beginning of PEFT's names of tensors."""
 _PLAIN: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": (None, "none"),
@@ -92,12 +91,10 @@ def _other_names(
     if theirs and set().union(*(layers[layer] for layer in theirs)) == header.keys():
         modules = "all-linear" if len(theirs) == len(layers) else f"[{', '.join(theirs)}]"
         return "target_modules", f"the adapters of {folder} are of other layers; write `target_modules: {modules}`"
-    known = set().union(*layers.values())
-    strange = next((name for name in header if name not in known), None)
-    if strange is not None:
-        fault = f"has a tensor {strange!r}, which no adapter of this model has"
+    if strange := sorted(header.keys() - set().union(*layers.values())):
+        fault = f"has a tensor {strange[0]!r}, which no adapter of this model has"
         return "path", f"{folder / WEIGHTS} {fault}; take the adapters of this model"
-    missing = next(name for name in [*wanted, *sorted(known)] if name not in header)
+    missing = next(name for name in [*wanted, *sorted(set().union(*layers.values()))] if name not in header)
     fault = f"has no tensor {missing!r}; Megatron adapts all layers of a kind, and query, key and value together, as"
     return "path", f"{folder / WEIGHTS} {fault} gate and up projection"
 

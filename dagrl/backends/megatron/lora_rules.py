@@ -16,7 +16,6 @@ from dagrl.config.errors import removal
 
 BRIDGE_INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
 _BRIDGE_PACKAGES = ("omegaconf", "einops")
-"""Further packages that megatron-bridge needs."""
 _BEFORE_NORMS = ("linear_proj", "linear_fc2")
 """Layers with a norm of their outputs, in models that have such norms."""
 _MODEL = ("model",)

@@ -11,9 +11,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 CONFIG = "metadata.json"
 """Names the format; it is written last."""
 BACKEND = "torch_dist"
-"""Name of the format."""
 METADATA = ".metadata"
-"""Lists the tensors."""
 
 _LONGEST_NUMBER = 18
 

@@ -98,7 +98,6 @@ _DELEGATED = (
     *("_get_sequence_number_for_group", "_set_sequence_number_for_group", "_has_hooks"),
     *("_register_on_completion_hook", "_wait_for_pending_works"),
 )
-"""Methods of ProcessGroup that are delegated to the inner group."""
 
 _groups: list[ReloadableProcessGroup] = []
 """The groups of this process in order of creation, which is the same on all ranks that share two of them."""

@@ -34,9 +34,7 @@ class GlobalLoss:
     weights: Column
     """Weight of each response token (or row, with a reward head), normalized over all ranks, float32."""
     totals: tuple[float, ...]
-    """The objective's totals over all ranks' rows."""
     of_values: bool
-    """Whether the output is that of a value or reward head."""
 
     @staticmethod
     def over_all_ranks(objective: Objective[Any], batch: Batch, *, of_values: bool) -> GlobalLoss:

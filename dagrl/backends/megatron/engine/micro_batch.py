@@ -140,7 +140,6 @@ class Packing:
     """Divides the length of every packed row; see `ParallelSpec.row_alignment`."""
     context_rank: int = 0
     context_ranks: int = 1
-    """Ranks that share each row."""
     at_row_end: bool = False
     """Read the output at each row's last token; else at every token that predicts a response token."""
     candidates: str | None = None
@@ -148,7 +147,6 @@ class Packing:
     routes: Routes | None = None
     """Set if the batch has ``routed_experts`` to replay."""
     vision: ImageSettings | None = None
-    """Set for a vision-language model."""
     embeds: bool = True
     """Whether the rank embeds tokens, and images among them."""
     shared_prefix: int | None = None

@@ -46,9 +46,7 @@ type _Request = tuple[OutputReader, LossFunction | None]
 @dataclass(frozen=True, slots=True)
 class _Split:
     rows: list[np.ndarray]
-    """Positions in the batch of the rows of each."""
     tokens: list[int]
-    """Tokens of each, with padding."""
     micro_batches: Iterable[MicroBatch]
     """To be iterated over once: a micro-batch is packed when the model comes to it, while the device works on those
     before."""
@@ -65,13 +63,11 @@ class PackedModel:
     alignment: int
     """Divides the length of every packed row; see `ParallelSpec.row_alignment`."""
     head: Head = "lm"
-    """Output layer."""
     fused: bool = False
     """Compute logits by chunk, and again in the backward pass unless the loss is a sum over tokens."""
     replay: RouterReplay | None = None
     """Replays recorded routes, if the batch has ``routed_experts``."""
     vision: ImageSettings | None = None
-    """Set for a vision-language model."""
     shares_prefixes: bool = False
     """Compute prefixes that rows of a micro-batch have in common once; see `prefix_sharing`."""
 

@@ -66,7 +66,6 @@ class VocabColumns:
     with_entropy: bool = False
     with_square_sum: bool = False
     top_k: int = 0
-    """Likeliest tokens."""
     group: dist.ProcessGroup | None = None
     """Ranks that split the vocabulary; None for one."""
     chunk_elements: int = CHUNK_ELEMENTS

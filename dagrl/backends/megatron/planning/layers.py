@@ -100,7 +100,6 @@ class LayerSeconds:
     parallel: ParallelSpec
     device: DeviceRates
     per_node: int
-    """Ranks on a machine."""
     recompute: Recompute = field(default_factory=Recompute)
     frozen: bool = False
     """Whether the matrices have no gradients, as below adapters, whose own time is not counted."""

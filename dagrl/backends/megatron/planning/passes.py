@@ -58,7 +58,6 @@ class Passes:
     spec: MegatronEngineSpec
     ranks: int
     per_node: int
-    """Ranks on a machine."""
     device: DeviceRates
 
     @property

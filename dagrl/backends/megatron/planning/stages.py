@@ -203,7 +203,6 @@ class OptimizerStates:
     """States that one rank keeps between steps."""
 
     parameters: float
-    """Parameters whose states the rank keeps."""
     each: int
     """Bytes of one parameter's states."""
     host_share: float

@@ -41,7 +41,6 @@ class StoredTensor:
     """A tensor's description."""
 
     shape: tuple[int, ...]
-    """Shape of the whole tensor in any layout."""
     dtype: torch.dtype
 
 

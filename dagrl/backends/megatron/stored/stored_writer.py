@@ -28,7 +28,6 @@ class TensorToWrite:
     """A tensor, made at once or by index along the first axes."""
 
     shape: tuple[int, ...]
-    """Shape of the whole tensor."""
     dtype: torch.dtype
     parts: Mapping[tuple[int, ...], Callable[[], torch.Tensor]]
     """Index -> makes the part. All indices have the same number of axes; () is the whole tensor."""
