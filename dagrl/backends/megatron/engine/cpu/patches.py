@@ -1,4 +1,4 @@
-"""Replaces what Megatron needs from CUDA on a machine without it: one function per patch, with its reason.
+"""Replaces what Megatron needs from CUDA on a machine without it: each patch with its reason.
 
 The patches change torch and Megatron for the whole process, so they belong into an engine's worker process.
 `dagrl.backends.megatron.engine` installs them before any of its modules imports Megatron. With CUDA nothing is changed.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import logging
 import os
 import types
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dagrl.backends.megatron.engine.quiet import drop_records
 from dagrl.imports import without_packages
 
 _CPU = torch.device("cpu")
@@ -33,46 +33,29 @@ def install() -> None:
     if _installed or torch.cuda.is_available():
         return
     _installed = True
-    disable_compilation()
-    optimizers_import_no_compiler()
-    current_device_is_the_cpu()
-    constructors_take_cuda_for_the_cpu()
-    moving_to_cuda_stays()
-    tensor_types_read_as_cuda()
-    streams_do_nothing()
-    random_state_is_the_cpus()
+    _import_no_compiler()
+    _take_cuda_for_the_cpu()
+    _make_streams_do_nothing()
     # Megatron is imported from here on, so the patches above must come first.
-    import_megatron()
-    rng_tracker_forks_the_cpu_generator()
-    adam_has_the_layout_of_transformer_engine()
-    packed_rope_is_one_operation()
-    expert_splits_are_host_numbers()
-    gathering_takes_uneven_parts()
-    recomputation_knows_no_fp8()
-    recomputed_outputs_are_copied()
+    _import_megatron()
+    _use_the_cpus_generator_and_adam()
+    _rotate_packs_at_once()
+    _exchange_uneven_parts()
+    _recompute_without_extensions()
 
 
-def disable_compilation() -> None:
-    """Megatron's ``jit_fuser`` is torch.compile, which would run a C++ compiler for minutes.
-
-    Torch reads this variable when functions are compiled.
-    """
+def _import_no_compiler() -> None:
+    # Megatron's ``jit_fuser`` is torch.compile, which would run a C++ compiler for minutes. Torch reads this variable
+    # when functions are compiled.
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
-
-
-def optimizers_import_no_compiler() -> None:
-    """To exclude these methods from compilation, torch imports its compiler, which takes seconds."""
+    # To exclude these methods from compilation, torch imports its compiler, which takes seconds.
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
         setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
 
 
-def current_device_is_the_cpu() -> None:
-    """Megatron asks for the current device only to pass it on as ``device=``."""
+def _take_cuda_for_the_cpu() -> None:
+    """Megatron makes tensors with ``device="cuda"``, moves them by ``.cuda()``, sorts them by ``tensor.type()``."""
     torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
-
-
-def constructors_take_cuda_for_the_cpu() -> None:
-    """Optimizers, gradient clipping and schedules make small tensors with the literal ``device="cuda"``."""
     # torch's `with torch.device(...)` recognises constructors by a set of functions that it collects at first use. It
     # must have the originals: with ours, transformers 5 leaves rotary buffers uninitialised.
     from torch.utils._device import _device_constructors
@@ -80,6 +63,18 @@ def constructors_take_cuda_for_the_cpu() -> None:
     _device_constructors()
     for name in _CONSTRUCTORS:
         setattr(torch, name, _on_the_cpu(getattr(torch, name)))
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    original = torch.Tensor.type
+
+    def read_as_cuda(
+        self: torch.Tensor, dtype: torch.dtype | str | None = None, *args: bool, **kwargs: bool
+    ) -> torch.Tensor | str:
+        if dtype is not None:
+            return original(self, dtype, *args, **kwargs)
+        return original(self).replace("torch.", "torch.cuda.", 1)
+
+    torch.Tensor.type = read_as_cuda  # type: ignore[method-assign, assignment]
 
 
 def _on_the_cpu(construct: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -92,24 +87,6 @@ def _on_the_cpu(construct: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         return construct(*args, **kwargs)
 
     return wrapper
-
-
-def moving_to_cuda_stays() -> None:
-    """Checkpoints, context-parallel RoPE and gradient scalers move tensors with ``.cuda()``."""
-    torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
-    torch.nn.Module.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
-
-
-def tensor_types_read_as_cuda() -> None:
-    """The optimizers sort parameters by ``tensor.type()``, a string, and only know CUDA's."""
-    original = torch.Tensor.type
-
-    def read_as_cuda(self: torch.Tensor, dtype: torch.dtype | str | None = None, **options: bool) -> torch.Tensor | str:
-        if dtype is not None:
-            return original(self, dtype, **options)
-        return original(self).replace("torch.", "torch.cuda.", 1)
-
-    torch.Tensor.type = read_as_cuda  # type: ignore[method-assign, assignment]
 
 
 class _NothingToWaitFor:
@@ -129,7 +106,7 @@ class _NothingToWaitFor:
         return True
 
 
-def streams_do_nothing() -> None:
+def _make_streams_do_nothing() -> None:
     """Gradient reduction and checkpoints are ordered by CUDA streams and events."""
     stream = _NothingToWaitFor()
     torch.cuda.Stream = torch.cuda.Event = _NothingToWaitFor  # type: ignore[misc, assignment]
@@ -139,17 +116,8 @@ def streams_do_nothing() -> None:
     torch.Tensor.record_stream = lambda self, s: None  # type: ignore[method-assign]
 
 
-def random_state_is_the_cpus() -> None:
-    """Seeds and states of the device go to the only generator."""
-    torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
-    torch.cuda.get_rng_state = lambda *args: torch.get_rng_state()
-    torch.cuda.set_rng_state = lambda state, *args: torch.set_rng_state(state)
-
-
-def import_megatron() -> None:
-    """Import Megatron without what it only needs on GPUs, which takes seconds: inference kernels, torch's compiler,
-    trackers.
-    """
+def _import_megatron() -> None:
+    """Import Megatron without kernels of inference, torch's compiler and trackers, which takes seconds."""
     compiler, torch.compile = torch.compile, _uncompiled  # type: ignore[assignment]
     try:
         with without_packages("flashinfer", "flash_attn", "wandb", "tensorboard"):
@@ -163,29 +131,28 @@ def _uncompiled(function: Callable[..., object] | None = None, **_: object) -> C
     return function if function is not None else _uncompiled
 
 
-def rng_tracker_forks_the_cpu_generator() -> None:
-    """Tensor-parallel initialisation and dropout fork the device's generator through megatron's tracker."""
-    from megatron.core.tensor_parallel import random
-
-    random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
-    random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
-    # The tracker warns if the CPU's generator changes within a fork of the device's: here they are the same.
-    logging.getLogger(random.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
-
-
-def adam_has_the_layout_of_transformer_engine() -> None:
-    """With torch's AdamW the distributed optimizer cannot load a state into a new optimizer."""
+def _use_the_cpus_generator_and_adam() -> None:
     from megatron.core import optimizer
     from megatron.core.optimizer import distrib_optimizer
+    from megatron.core.tensor_parallel import random
 
     from dagrl.backends.megatron.engine.cpu.adam import FusedAdam
 
+    torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
+    torch.cuda.get_rng_state = lambda *args: torch.get_rng_state()
+    torch.cuda.set_rng_state = lambda state, *args: torch.set_rng_state(state)
+    # Initialisation and dropout fork the device's generator through Megatron's tracker.
+    random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+    # The tracker warns if the CPU's generator changes within a fork of the device's: here they are the same.
+    drop_records(random.__name__, "CPU RNG state changed")
+    # With torch's AdamW the distributed optimizer cannot load a state into a new optimizer.
     optimizer.Adam = distrib_optimizer.Adam = FusedAdam
     optimizer.USING_PYTORCH_OPTIMIZER = False
     distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_TE_OPTIMIZER = True
 
 
-def packed_rope_is_one_operation() -> None:
+def _rotate_packs_at_once() -> None:
     """Megatron rotates packed sequences one by one, in place; the backward pass copies the whole pack for each."""
     from megatron.core.models.common.embeddings import rope_utils
 
@@ -216,20 +183,17 @@ def _positions(bounds: tuple[int, ...], rank: int, size: int) -> torch.Tensor:
     return torch.from_numpy(zigzag_index(lengths, rank, size) - starts.repeat(lengths // size))
 
 
-def expert_splits_are_host_numbers() -> None:
-    """The all-to-all of experts takes its sizes as numbers; Megatron converts only tensors on a GPU."""
+def _exchange_uneven_parts() -> None:
     from megatron.core.transformer.moe import token_dispatcher
 
+    # The all-to-all of experts takes its sizes as numbers; Megatron converts only tensors on a GPU.
     def convert(tensor: object, as_numpy: bool = False, record_stream: bool = False) -> object:
         return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
     token_dispatcher.maybe_move_tensor_to_cpu = convert
-
-
-def gathering_takes_uneven_parts() -> None:
-    """Expert tensor parallelism gathers as many tokens as each rank received; gloo requires equal parts."""
     gather = dist.all_gather
 
+    # Expert tensor parallelism gathers as many tokens as each rank received; gloo requires equal parts.
     @functools.wraps(gather)
     def gather_any(
         tensor_list: list[torch.Tensor],
@@ -249,18 +213,14 @@ def gathering_takes_uneven_parts() -> None:
     dist.all_gather = gather_any
 
 
-def recomputation_knows_no_fp8() -> None:
-    """Recomputation asks Transformer Engine about fp8, and takes any answer but None for a state to restore."""
+def _recompute_without_extensions() -> None:
     from megatron.core.tensor_parallel import random
 
+    # Recomputation asks Transformer Engine about fp8, and takes any answer but None for a state to restore.
     random.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False)
     random.activation_recompute_forward = random.fp8_autocast = lambda **kwargs: contextlib.nullcontext()
 
-
-def recomputed_outputs_are_copied() -> None:
-    """A recomputed output is restored by a C++ extension, compiled at first use, without autograd's notice."""
-    from megatron.core.tensor_parallel import random
-
+    # A recomputed output is restored by a C++ extension, compiled at first use, without autograd's notice.
     def put_back(output: torch.Tensor, again: torch.Tensor) -> None:
         given_up, computed = output.untyped_storage(), again.untyped_storage()
         given_up.resize_(computed.nbytes())
