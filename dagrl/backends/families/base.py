@@ -213,8 +213,8 @@ class Family:
             # Null, and a field that is left out, mean the usual value in Hugging Face's classes.
             if (value := config.get(field)) is not None and value not in options:
                 takes = " or ".join(shown(option) for option in options)
-                found = f"{self.model_type} with {field} {shown(value)}"
-                yield field, f"the megatron engine has no {found}; it takes {takes}"
+                what = f"{self.model_type} with {field} {shown(value)}"
+                yield field, f"the megatron engine has no {what}; it takes {takes}"
         others = sorted(set(config.get("layer_types") or ()) - set(self.layer_kinds))
         if others:
             takes = " or ".join(self.layer_kinds)

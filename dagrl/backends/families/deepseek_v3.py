@@ -100,16 +100,16 @@ class DeepseekV3(Family):
         name = next((name for name in self.expert_count if is_size(config.get(name))), None)
         if not name or not is_size(groups) or (is_size(chosen) and chosen > config[name]):
             return
-        each = config[name] // groups
+        size = config[name] // groups
         if config[name] % groups:
             yield f"n_group {groups} does not divide {name} {config[name]}; choose a divisor"
-        elif each < 2:
-            yield f"n_group {groups} leaves {each} expert a group, which is ranked by its best two; lower n_group"
+        elif size < 2:
+            yield f"n_group {groups} leaves {size} expert a group, which is ranked by its best two; lower n_group"
         elif is_size(taken) and taken > groups:
             yield f"topk_group {taken} is more than n_group {groups}; lower it"
-        elif is_size(taken) and is_size(chosen) and chosen > taken * each:
+        elif is_size(taken) and is_size(chosen) and chosen > taken * size:
             yield (
-                f"num_experts_per_tok {chosen} is more than topk_group {taken} groups of {each} experts have; lower it"
+                f"num_experts_per_tok {chosen} is more than topk_group {taken} groups of {size} experts have; lower it"
             )
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
@@ -149,7 +149,7 @@ def _rope_fields(rope: HfConfig) -> MegatronFields:
     if rope.get("rope_type", "default") == "default":
         return {"rope_type": "rope", "rotary_base": rope["rope_theta"]}
     # Hugging Face ignores `mscale` where `mscale_all_dim` is missing or 0; Megatron divides by a scale of 1 then.
-    each, both = rope.get("mscale"), rope.get("mscale_all_dim")
+    mscale, both = rope.get("mscale"), rope.get("mscale_all_dim")
     return {
         "rope_type": "yarn",
         "rotary_base": rope["rope_theta"],
@@ -157,7 +157,7 @@ def _rope_fields(rope: HfConfig) -> MegatronFields:
         "original_max_position_embeddings": rope["original_max_position_embeddings"],
         "beta_fast": rope.get("beta_fast") or 32.0,
         "beta_slow": rope.get("beta_slow") or 1.0,
-        "mscale": each if each and both else 1.0,
+        "mscale": mscale if mscale and both else 1.0,
         "mscale_all_dim": both or 0.0,
     }
 

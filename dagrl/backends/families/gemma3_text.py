@@ -33,8 +33,8 @@ class Gemma3Text(Gemma2):
 
     def unsupported_rope(self, config: ConfigFields, rope: HfConfig) -> Iterator[str]:
         kinds = [rope[kind] for kind in self.layer_kinds if isinstance(rope.get(kind), Mapping)]
-        for each in kinds or [rope]:
-            yield from super().unsupported_rope(config, each)
+        for kind in kinds or [rope]:
+            yield from super().unsupported_rope(config, kind)
 
 
 def _period(config: ConfigFields) -> int:

@@ -53,23 +53,23 @@ class GroupedQueryAttention:
         def projections(kind: str) -> tuple[str, ...]:
             return tuple(f"self_attn.{name}_proj.{kind}" for name in "qkv")
 
-        found = [
+        tensors = [
             *_norm(f"{block}.layer_norm_", _INPUT_NORM, self.hidden, biased=self.norm_bias),
-            MappedTensor(f"{block}.weight", projections("weight"), tuple((each, self.hidden) for each in rows), qkv),
+            MappedTensor(f"{block}.weight", projections("weight"), tuple((count, self.hidden) for count in rows), qkv),
             _row_parallel("self_attention.linear_proj.weight", "self_attn.o_proj.weight", (self.hidden, queries)),
         ]
         if self.qk_norm:
-            found += [
+            tensors += [
                 _replicated(
                     f"self_attention.{name}_layernorm.weight", f"self_attn.{name}_norm.weight", (self.head_dim,)
                 )
                 for name in "qk"
             ]
         if self.qkv_bias:
-            found.append(MappedTensor(f"{block}.bias", projections("bias"), tuple((each,) for each in rows), qkv))
+            tensors.append(MappedTensor(f"{block}.bias", projections("bias"), tuple((count,) for count in rows), qkv))
         if self.post_norm:
-            found += _norm("self_attention.linear_proj.post_layernorm.", self.post_norm, self.hidden)
-        return tuple(found)
+            tensors += _norm("self_attention.linear_proj.post_layernorm.", self.post_norm, self.hidden)
+        return tuple(tensors)
 
     def transformer_fields(self) -> MegatronFields:
         return {
@@ -209,11 +209,11 @@ class GatedMlp:
 
     def tensors(self) -> Tensors:
         projections = _PROJECTIONS if self.gated else _PROJECTIONS[1:]
-        found = _norm("mlp.linear_fc1.layer_norm_", self.norm, self.hidden, biased=self.norm_bias)
-        found += _gated("mlp.linear_fc{}.weight", "mlp", projections, self.hidden, self.width)
+        tensors = _norm("mlp.linear_fc1.layer_norm_", self.norm, self.hidden, biased=self.norm_bias)
+        tensors += _gated("mlp.linear_fc{}.weight", "mlp", projections, self.hidden, self.width)
         if self.post_norm:
-            found += _norm("mlp.linear_fc2.post_layernorm.", self.post_norm, self.hidden)
-        return found
+            tensors += _norm("mlp.linear_fc2.post_layernorm.", self.post_norm, self.hidden)
+        return tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,21 +241,21 @@ class GatedExperts:
 
     def tensors(self) -> Tensors:
         gate, experts = f"{self.block}.gate", f"{self.block}.experts.{{expert}}"
-        found = [
+        tensors = [
             *_norm("pre_mlp_layernorm.", _MLP_NORM, self.hidden),
             _replicated("mlp.router.weight", f"{gate}.weight", (self.count, self.hidden)),
             *_gated("mlp.experts.linear_fc{}.weight{{expert}}", experts, self.projections, self.hidden, self.width),
         ]
         if self.biased:
             bias = _replicated("mlp.router.expert_bias", f"{gate}.e_score_correction_bias", (self.count,))
-            found.append(replace(bias, buffer=True))
+            tensors.append(replace(bias, buffer=True))
         if self.shared_width:
             ours, theirs = "mlp.shared_experts.linear_fc{}.weight", f"{self.block}.{self.shared_block}"
-            found += _gated(ours, theirs, _PROJECTIONS, self.hidden, self.shared_width)
+            tensors += _gated(ours, theirs, _PROJECTIONS, self.hidden, self.shared_width)
         if self.shared_gate:
             ours, theirs = "mlp.shared_experts.gate_weight", f"{self.block}.{self.shared_block}_gate.weight"
-            found.append(_replicated(ours, theirs, (1, self.hidden)))
-        return tuple(found)
+            tensors.append(_replicated(ours, theirs, (1, self.hidden)))
+        return tuple(tensors)
 
     def transformer_fields(self, mixture_layers: Sequence[bool]) -> MegatronFields:
         return {

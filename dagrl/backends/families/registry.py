@@ -98,8 +98,8 @@ def _generic(model_type: str) -> Family | None:
 def _built_in() -> dict[str, Family]:
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
-    found = [getattr(module, "FAMILY", None) for module in modules]
-    return {family.model_type: family for family in found if isinstance(family, Family)}
+    families = [getattr(module, "FAMILY", None) for module in modules]
+    return {family.model_type: family for family in families if isinstance(family, Family)}
 
 
 @cache

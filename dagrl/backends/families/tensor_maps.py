@@ -149,14 +149,14 @@ class GroupedQkv:
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
         """Query, key and value, group by group; a rank's border may run through any of them."""
-        each, row = len(shards[0]), 0
+        size, row = len(shards[0]), 0
         for group in range(self.groups):
             for tensor in full:
                 rows = len(tensor) // self.groups
                 done = 0
                 while done < rows:
-                    part, start = divmod(row, each)
-                    length = min(rows - done, each - start)
+                    part, start = divmod(row, size)
+                    length = min(rows - done, size - start)
                     yield tensor.narrow(0, group * rows + done, length), shards[part].narrow(0, start, length)
                     done, row = done + length, row + length
 
@@ -173,9 +173,9 @@ class VocabParallel:
     split = True
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
-        each = self.padded_rows // parts
-        rows = full[0][part * each : (part + 1) * each]
-        missing = rows.new_zeros(each - len(rows), *rows.shape[1:])
+        size = self.padded_rows // parts
+        rows = full[0][part * size : (part + 1) * size]
+        missing = rows.new_zeros(size - len(rows), *rows.shape[1:])
         return _concatenated([rows, missing], 0) if len(missing) else rows
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:

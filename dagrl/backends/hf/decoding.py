@@ -61,8 +61,8 @@ def decode(
         told_to_end = not goes_on(len(live))
         stopped = torch.isin(picked, stops)
         if stop_strings is not None:
-            found = [searches[row].see([token]) for row, token in zip(live.tolist(), picked.tolist(), strict=True)]
-            stopped |= torch.tensor(found, device=device)
+            ends_here = [searches[row].see([token]) for row, token in zip(live.tolist(), picked.tolist(), strict=True)]
+            stopped |= torch.tensor(ends_here, device=device)
         full = ~stopped & (begun[live] + step + 1 == ends[live])
         ended = stopped | full
         if ended.any():

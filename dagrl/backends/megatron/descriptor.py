@@ -128,8 +128,8 @@ class MegatronBackend(Backend[MegatronEngineSpec]):
         return shared_prompts(engine)
 
     def suits_machines(self, engine: MegatronEngineSpec, group: GroupSpec) -> bool:
-        each = group.gpus_per_node or group.cpus_per_node
-        return each % engine.parallel.tp == 0
+        slots = group.gpus_per_node or group.cpus_per_node
+        return slots % engine.parallel.tp == 0
 
     def layouts(self, pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterable[MegatronLayout]:
         return layouts(pipeline, shapes, group)

@@ -93,19 +93,19 @@ class Adapter:
 
 def layer_name(tensor: MappedTensor) -> str | None:
     """Megatron's name of the linear layer that the tensor is the weight of; None for other tensors."""
-    found = _WEIGHT.fullmatch(tensor.megatron)
-    return found["layer"] if found and tensor.is_linear else None
+    match = _WEIGHT.fullmatch(tensor.megatron)
+    return match["layer"] if match and tensor.is_linear else None
 
 
 def adapters(tensors: Iterable[MappedTensor], lora: LoraSpec) -> Iterator[Adapter]:
     """Yield the adapter of each adapted layer, in the order of the base's `tensors`."""
     for base in tensors:
-        found = _WEIGHT.fullmatch(base.megatron)
-        if found is None or not lora.adapts(base):
+        match = _WEIGHT.fullmatch(base.megatron)
+        if match is None or not lora.adapts(base):
             continue
         outputs, inputs = [shape[0] for shape in base.shapes], base.shapes[0][1]
         by_rows, whole = base.map == Parallel(1), isinstance(base.map, Replicated)
-        names = [f"{found['module']}{ADAPTER}linear_{side}.weight{found['expert']}" for side in ("in", "out")]
+        names = [f"{match['module']}{ADAPTER}linear_{side}.weight{match['expert']}" for side in ("in", "out")]
         modules = [name.removesuffix(".weight") for name in base.hf]
         a = replace(
             base,
@@ -118,7 +118,7 @@ def adapters(tensors: Iterable[MappedTensor], lora: LoraSpec) -> Iterator[Adapte
             base,
             megatron=names[1],
             hf=tuple(f"{module}.lora_B.weight" for module in modules),
-            shapes=tuple((each, lora.rank) for each in outputs),
+            shapes=tuple((rows, lora.rank) for rows in outputs),
             # The adapter of a row-parallel layer cuts its outputs too, and gathers them.
             map=Parallel(0) if by_rows else base.map,
         )

@@ -270,9 +270,9 @@ def _check_files(folder: Path) -> None:
         raise ValueError(f"{folder} is not a finished checkpoint: it has no {FILES}; resume from an earlier one")
     for name, size in json.loads((folder / FILES).read_text()).items():
         path = folder / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found} bytes"
+        actual = path.stat().st_size if path.is_file() else None
+        if actual != size:
+            state = "is missing" if actual is None else f"has {actual} bytes"
             raise ValueError(f"checkpoint {folder} is torn: {name} {state}, not {size}; resume from an earlier one")
 
 

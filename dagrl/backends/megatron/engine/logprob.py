@@ -76,10 +76,10 @@ class _OfLogits(torch.autograd.Function):
         columns: VocabColumns,
         candidates: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
-        found = statistics(lambda part: logits[part], logits, targets, columns, candidates)
-        ctx.save_for_backward(logits, targets, candidates, found.log_sum, found.scores.entropy)
+        statistic = statistics(lambda part: logits[part], logits, targets, columns, candidates)
+        ctx.save_for_backward(logits, targets, candidates, statistic.log_sum, statistic.scores.entropy)
         ctx.columns = columns
-        return tuple(found.scores)
+        return tuple(statistic.scores)
 
     @staticmethod
     @once_differentiable
@@ -102,10 +102,10 @@ class _OfLinear(torch.autograd.Function):
         columns: VocabColumns,
         candidates: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
-        found = linear_statistics(hidden, weight, targets, columns, candidates)
-        ctx.save_for_backward(hidden, weight, targets, candidates, found.log_sum, found.scores.entropy)
+        statistic = linear_statistics(hidden, weight, targets, columns, candidates)
+        ctx.save_for_backward(hidden, weight, targets, candidates, statistic.log_sum, statistic.scores.entropy)
         ctx.columns = columns
-        return tuple(found.scores)
+        return tuple(statistic.scores)
 
     @staticmethod
     @once_differentiable

@@ -103,16 +103,16 @@ class MicroBatchLoss:
         """The gradient of `token_loss` for some of the outputs that this rank reads; see `linear_loss`."""
         assert self.token_loss is not None
         at, place = self.micro_batch.positions(part)
-        asked = scores.map(lambda each: each.detach().requires_grad_())
-        columns = {name: each[at] if name in self.per_token else each for name, each in self.columns.items()}
+        asked = scores.map(lambda values: values.detach().requires_grad_())
+        columns = {name: values[at] if name in self.per_token else values for name, values in self.columns.items()}
         row, totals = self.micro_batch.row[at], self.whole.totals
         with torch.enable_grad():
-            read = asked if place is None else asked.map(lambda each: each[place])
+            read = asked if place is None else asked.map(lambda values: values[place])
             weight = self.weight[at]
             some = ResponseTokens(read.logprob, read.entropy, weight, columns, row, totals, read.candidates)
-            given = [each for each in asked if each is not None]
-            found = iter(torch.autograd.grad(self.token_loss(some), given, allow_unused=True))
-        logprob, *others = (None if each is None else next(found) for each in asked)
+            given = [score for score in asked if score is not None]
+            slopes = iter(torch.autograd.grad(self.token_loss(some), given, allow_unused=True))
+        logprob, *others = (None if score is None else next(slopes) for score in asked)
         return TokenScores(torch.zeros_like(scores.logprob) if logprob is None else logprob, *others)
 
 

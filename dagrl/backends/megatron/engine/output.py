@@ -166,14 +166,15 @@ def _rows(
     return _rows_of(token_logprobs(logits, targets, columns, ids)), None
 
 
-def _rows_of(found: Statistics | TokenScores) -> list[torch.Tensor]:
+def _rows_of(results: Statistics | TokenScores) -> list[torch.Tensor]:
     """In the order of `OutputReader.parts`, each [rows, P]."""
-    scores = found.scores if isinstance(found, Statistics) else found
-    further = (found.square_sum, found.top_logprob, found.top_ids) if isinstance(found, Statistics) else (None,) * 3
-    square_sum, top_logprob, top_ids = further
-    values = (scores.logprob, scores.entropy, square_sum, scores.candidates, top_logprob, top_ids)
-    columns = [each if each.ndim == 2 else each[:, None] for each in values if each is not None]
-    return [each.t().to(scores.logprob.dtype) for each in columns]
+    if isinstance(results, Statistics):
+        logprob, entropy, candidates = results.scores
+        parts = [logprob, entropy, results.square_sum, candidates, results.top_logprob, results.top_ids]
+    else:
+        logprob, parts = results.logprob, list(results)
+    columns = [part if part.ndim == 2 else part[:, None] for part in parts if part is not None]
+    return [column.t().to(logprob.dtype) for column in columns]
 
 
 def _join_context(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:

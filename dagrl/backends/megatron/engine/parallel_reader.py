@@ -70,7 +70,7 @@ class ParallelReader(CheckedReader):
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoint") as pool:
             reads = []
             for file, wanted in items.items():
-                for item in sorted(wanted, key=lambda each: self.storage_data[each.storage_index].offset):
+                for item in sorted(wanted, key=lambda item: self.storage_data[item.storage_index].offset):
                     if item.type == LoadItemType.BYTE_IO:
                         objects[item.dest_index.fqn] = self._stored.read_object(item.storage_index.fqn)
                     elif self.storage_data[item.storage_index].transform_descriptors:
@@ -111,7 +111,7 @@ class ParallelReader(CheckedReader):
         storage = like.untyped_storage()
         assert storage.nbytes() == like.nbytes, f"{item.storage_index.fqn} is a part of what was saved"
         with zipfile.ZipFile(view) as archive:
-            (entry,) = (each for each in archive.infolist() if each.filename.endswith("/data/0"))
+            (entry,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data/0"))
         return _Record(place.offset + storage._checkpoint_offset, entry.CRC, like)
 
 

@@ -65,7 +65,8 @@ class RouterReplay:
 
     def check(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Raise ValueError for experts that no router can choose. Waits for the device."""
-        wrong = [_is_wrong(each.routes, self._experts) for each in micro_batches if each.routes is not None]
+        routes = [micro_batch.routes for micro_batch in micro_batches if micro_batch.routes is not None]
+        wrong = [_is_wrong(recorded, self._experts) for recorded in routes]
         if wrong and torch.stack(wrong).any():
             raise ValueError(
                 "the generator reports experts that no router can choose (one of them twice, or more than there "
@@ -75,7 +76,7 @@ class RouterReplay:
     @contextmanager
     def following(self, *, training: bool) -> Iterator[None]:
         """Context in which `begin` sets the routes; `training`: a backward pass follows."""
-        guides = [guide for each in self._guides.values() for guide in each]
+        guides = [guide for of_chunk in self._guides.values() for guide in of_chunk]
         for guide in guides:
             guide.keeps = training
         try:

@@ -90,14 +90,14 @@ class PackedModel:
         parts = reader.parts(ids.values.shape[1] if ids is not None and ids.values.ndim == 2 else 0)
         rows = max(part.stop for part in parts.values())
         read = self._read(batch, reader, batch["response_tokens"].lengths, tokens_per_micro_batch, rows)
-        found = {name: Column(np.ascontiguousarray(read.values[:, part]), read.offsets) for name, part in parts.items()}
-        columns = {name: Column(found[own].values[:, 0], read.offsets) for name, own in _ALONE.items() if own in found}
+        own = {name: Column(np.ascontiguousarray(read.values[:, part]), read.offsets) for name, part in parts.items()}
+        columns = {name: Column(own[part].values[:, 0], read.offsets) for name, part in _ALONE.items() if part in own}
         if ids is not None:
             empty = Column(read.values[:, :0], read.offsets)
-            return columns | {"topk_ids": ids, "topk_logprob": found.get("candidates", empty)}
+            return columns | {"topk_ids": ids, "topk_logprob": own.get("candidates", empty)}
         if outputs.top_k:
-            top_ids = Column(found["top_ids"].values.astype(np.int32), read.offsets)
-            return columns | {"topk_ids": top_ids, "topk_logprob": found["top_logprob"]}
+            top_ids = Column(own["top_ids"].values.astype(np.int32), read.offsets)
+            return columns | {"topk_ids": top_ids, "topk_logprob": own["top_logprob"]}
         return columns
 
     def values(self, batch: Batch, *, tokens_per_micro_batch: int) -> Column:

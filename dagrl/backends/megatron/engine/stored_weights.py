@@ -83,16 +83,16 @@ def check_fit(stored: StoredTensors, on_disk: ShardedStateDict) -> None:
     for tensor in nested_values(on_disk):
         if not isinstance(tensor, ShardedTensor):
             continue
-        found = stored.tensors.get(tensor.key)
-        if found is None:
+        on_file = stored.tensors.get(tensor.key)
+        if on_file is None:
             raise ValueError(
                 f"checkpoint {stored.folder} does not fit this engine: it has no tensor {tensor.key!r}; "
                 "is it another model's?"
             )
         shape = tuple(tensor.global_shape)
-        if found.shape != shape and not tensor.allow_shape_mismatch:
+        if on_file.shape != shape and not tensor.allow_shape_mismatch:
             raise ValueError(
-                f"checkpoint {stored.folder} does not fit this engine: tensor {tensor.key!r} is {list(found.shape)} "
+                f"checkpoint {stored.folder} does not fit this engine: tensor {tensor.key!r} is {list(on_file.shape)} "
                 f"there and {list(shape)} here; is it another model's?"
             )
 

@@ -95,11 +95,11 @@ class VocabColumns:
         Parts of more than a tile have a power of two of rows: the tiles of a product with [width, hidden size] then
         occupy nearly all processors of a GPU, where other numbers of rows leave a part of them without work at the end.
         """
-        each = max(1, at_once * self.chunk_elements // max(1, self.width))
-        if each > _TILE:
-            each = 1 << (each.bit_length() - 1)
-        for start in range(0, rows, each):
-            yield slice(start, min(start + each, rows))
+        size = max(1, at_once * self.chunk_elements // max(1, self.width))
+        if size > _TILE:
+            size = 1 << (size.bit_length() - 1)
+        for start in range(0, rows, size):
+            yield slice(start, min(start + size, rows))
 
     def known(self, ids: torch.Tensor) -> torch.Tensor:
         return (ids >= 0) & (ids < self.vocab_size)
@@ -192,13 +192,13 @@ class _Likeliest:
     def over(self, group: dist.ProcessGroup | None) -> _Likeliest:
         if not _are_several(group):
             return self
-        found = []
+        gathered = []
         for own in (self.x, self.ids):
             parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
             dist.all_gather(parts, own, group=group)
-            found.append(torch.cat(parts, dim=1))
-        x, places = found[0].topk(self.x.shape[1], dim=1)
-        return _Likeliest(x, found[1].gather(1, places))
+            gathered.append(torch.cat(parts, dim=1))
+        x, places = gathered[0].topk(self.x.shape[1], dim=1)
+        return _Likeliest(x, gathered[1].gather(1, places))
 
 
 def _are_several(group: dist.ProcessGroup | None) -> bool:

@@ -151,7 +151,7 @@ def _named_tensors(model: MegatronModule) -> Iterator[tuple[str, torch.Tensor, b
                 name = f"decoder.layers.{numbers[int(layer[1])]}.{rest}"
             if _GROUPED_ADAPTER.search(name):
                 # One parameter holds the adapters of all of the rank's experts.
-                yield from ((f"{name}{first_expert + i}", each, buffer) for i, each in enumerate(tensor))
+                yield from ((f"{name}{first_expert + i}", expert, buffer) for i, expert in enumerate(tensor))
             else:
                 yield name, tensor, buffer
 

@@ -44,11 +44,11 @@ def communicator_bytes(
     if trains:
         # An optimizer gathers the states of all ranks once, when it is built.
         count += groups_of_update(shape, parallel, ranks) + (not closes)
-    found = count * _COMMUNICATOR
-    found += _STAGES if parallel.pp > 1 else 0
-    found += _RING if parallel.cp > 1 else 0
-    found += _GATHERED if sends and not closes and parallel.tp > 1 else 0
-    return int(found)
+    total = count * _COMMUNICATOR
+    total += _STAGES if parallel.pp > 1 else 0
+    total += _RING if parallel.cp > 1 else 0
+    total += _GATHERED if sends and not closes and parallel.tp > 1 else 0
+    return int(total)
 
 
 def groups_of_pass(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> int:
@@ -214,7 +214,7 @@ class MegatronCosts(EngineCosts):
     @property
     def _sends_at_home(self) -> bool:
         executors, ours = self.engine.plan.executors, self.engine.executor
-        return any(each.weights_from == ours.name and each.group == ours.group for each in executors.values())
+        return any(other.weights_from == ours.name and other.group == ours.group for other in executors.values())
 
 
 def trainer_down_seconds(kept: float, device: DeviceRates, *, ranks: int) -> float:

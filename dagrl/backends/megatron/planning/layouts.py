@@ -154,7 +154,7 @@ def layouts(pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) 
         dict.fromkeys(parallels(shape, group, longest, prompts * pipeline.rows_per_prompt())) for shape in shapes
     )
     for parallel in first:
-        if all(parallel in each for each in others):
+        if all(parallel in theirs for theirs in others):
             for budget in _budgets(parallel, longest):
                 yield MegatronLayout(parallel, tokens_per_micro_batch=budget)
 

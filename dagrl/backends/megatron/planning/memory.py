@@ -52,7 +52,7 @@ class _Rank:
         parameters = rank_parameters(self.shape, self.engine, self.stage)
         states = _States.of(parameters, self.engine, self.ranks, trains=self.work.trains, on_gpu=self.on_gpu)
         moments = dict(self._moments(parameters, states))
-        moment, awake = max(moments.items(), key=lambda found: sum(found[1].values()))
+        moment, awake = max(moments.items(), key=lambda moment: sum(moment[1].values()))
         stays, runtime = self._runtime()
         if self.stage.stages > 1:
             moment = f"{moment}, stage {self.stage.index + 1} of {self.stage.stages}"

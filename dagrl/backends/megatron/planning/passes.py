@@ -67,7 +67,7 @@ class Passes:
     @cached_property
     def held(self) -> RankParameters:
         held = (rank_parameters(self.shape, self.spec, stage) for stage in self._stages)
-        return max(held, key=lambda each: each.total)
+        return max(held, key=lambda parameters: parameters.total)
 
     @cached_property
     def states(self) -> OptimizerStates:
@@ -109,8 +109,8 @@ class Passes:
             stages = stages if isinstance(stages, int) else self.spec.parallel.pp
             # The interleaved schedule takes them in rounds.
             count = math.ceil(count / stages) * stages
-        each = rows / count
-        return count, Pack(each * row, each * square, each * batch.lengths.response)
+        per_pack = rows / count
+        return count, Pack(per_pack * row, per_pack * square, per_pack * batch.lengths.response)
 
     def optimizer_step(self) -> float:
         ddp, sharded = self.spec.ddp, self.spec.optimizer.get("use_distributed_optimizer", True)
@@ -121,11 +121,11 @@ class Passes:
 
     # -- parts
 
-    def _collective(self, each: int) -> float:
+    def _collective(self, nbytes: int) -> float:
         link = self.device.link(self.ranks // self.spec.parallel.pp, self.per_node)
         copies = replicas_of_parameters(self.spec.parallel, self.ranks)
         held = zip(self.held.trained, copies, strict=True)
-        return sum(each * parameters * (count - 1) / count for parameters, count in held) / link
+        return sum(nbytes * parameters * (count - 1) / count for parameters, count in held) / link
 
     def _adam(self) -> float:
         states, on_device = self.states, self.states.on_device
@@ -163,14 +163,14 @@ class Passes:
     def _of_stages(self, pack: Pack, *, logits_again: bool = False) -> list[Seconds]:
         kinds = {self.shape.is_mixture(layer): layer for layer in self.shape.positions}
         added = _SHARING if self.spec.prefix_sharing and self.device.is_gpu else Seconds(0.0, 0.0)
-        each = {kind: self._seconds.of(pack, layer) + added for kind, layer in kinds.items()}
-        found = []
+        seconds = {kind: self._seconds.of(pack, layer) + added for kind, layer in kinds.items()}
+        stages = []
         for stage in self._stages:
             total = self._head(pack, logits_again) if stage.is_last else Seconds(0.0, 0.0)
             for kind, count in Counter(self.shape.is_mixture(layer) for layer in stage.layers).items():
-                total += each[kind].times(count)
-            found.append(total)
-        return found
+                total += seconds[kind].times(count)
+            stages.append(total)
+        return stages
 
     def _head(self, pack: Pack, logits_again: bool) -> Seconds:
         outputs = None if self.spec.head == "lm" else 1
@@ -192,8 +192,8 @@ def recompute_of(spec: MegatronEngineSpec, shape: ModelShape) -> Recompute:
     match fields.get("recompute_granularity"):
         case "full" if fields.get("recompute_method") == "block":
             stages = spec.parallel.pp
-            each = shape.layers / stages / spec.parallel.chunks
-            return Recompute(whole=min(1.0, (fields.get("recompute_num_layers") or 1) / each))
+            layers = shape.layers / stages / spec.parallel.chunks
+            return Recompute(whole=min(1.0, (fields.get("recompute_num_layers") or 1) / layers))
         case "full":
             return Recompute(whole=1.0)
         case "selective":

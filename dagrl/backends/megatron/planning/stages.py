@@ -159,16 +159,16 @@ def _counts(fields: MegatronFields, stages: int, chunks: int, layers: int) -> li
     if first is not None or last is not None:
         middle = stages - (first is not None) - (last is not None)
         rest = layers - (first or 0) - (last or 0)
-        each = rest // middle if middle else 0
-        of_stages = [each] * stages
+        count = rest // middle if middle else 0
+        of_stages = [count] * stages
         if first is not None:
             of_stages[0] = first
         if last is not None:
             of_stages[-1] = last
         return [[count // chunks] * chunks for count in of_stages]
     embedding, loss = (bool(fields.get(f"account_for_{what}_in_pipeline_split")) for what in ("embedding", "loss"))
-    each = (layers + embedding + loss) // (stages * chunks)
-    counts = [[each] * chunks for _ in range(stages)]
+    count = (layers + embedding + loss) // (stages * chunks)
+    counts = [[count] * chunks for _ in range(stages)]
     counts[0][0] -= embedding
     counts[-1][-1] -= loss
     return counts
@@ -189,8 +189,8 @@ def _of_layout(layout: str | Sequence[Sequence[str]], stages: int) -> list[list[
 def _words(layout: str) -> list[list[str]]:
     text = layout.replace(",", "").replace(" ", "")
     # Expand brackets before single letters: `(tt|)*2` and `t*3`.
-    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
-    text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda match: match[1] * int(match[2]), text)
+    text = re.sub(r"(.)\*(\d+)", lambda match: match[1] * int(match[2]), text)
     return [[_LAYOUT_WORDS.get(letter.lower(), letter) for letter in part] for part in text.split("|")]
 
 

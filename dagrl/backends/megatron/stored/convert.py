@@ -74,21 +74,21 @@ class _Stored:
         return join(mapped.map, [self._stored.read(place.key, place.index)], mapped.shapes)
 
     def _check(self) -> None:
-        found = self._stored.weights()
+        weights = self._stored.weights()
         last: dict[str, tuple[int, ...]] = {}
         for mapped, place in self.pairs:
-            if place.key not in found:
+            if place.key not in weights:
                 raise self._misfit(f"it has no tensor {place.key!r}")
-            shape, wanted = found[place.key].shape[len(place.index) :], _whole_shape(mapped)
+            shape, wanted = weights[place.key].shape[len(place.index) :], _whole_shape(mapped)
             if shape != wanted:
                 raise self._misfit(f"tensor {place.key!r} is {list(shape)} there, and {list(wanted)} by the config")
             last[place.key] = max(place.index, last.get(place.key, place.index))
         for key, index in last.items():
-            held, wanted = found[key].shape[: len(index)], tuple(number + 1 for number in index)
+            held, wanted = weights[key].shape[: len(index)], tuple(number + 1 for number in index)
             if held != wanted:
                 what = f"{key!r} is there for {list(held)} layers or experts, and {list(wanted)} by the config"
                 raise self._misfit(what)
-        left_over = sorted(found.keys() - last.keys())
+        left_over = sorted(weights.keys() - last.keys())
         if left_over:
             what = f"it holds {counted(len(left_over), 'tensor')} that the model does not have, "
             what += f"{left_over[0]!r} among them"
@@ -125,11 +125,10 @@ class StoredAdapters(_Stored):
         self._lora = lora
         self._adapters = {adapter.base.megatron: adapter for adapter in adapters(base, lora)}
         self._base = base
-        self._head = {tensor.megatron for tensor in base if tensor.hf == (SCORE,)}
+        head_tensors = [tensor for tensor in base if tensor.hf == (SCORE,)]
+        self._head = {tensor.megatron for tensor in head_tensors}
         mapped = [part for adapter in self._adapters.values() for part in (adapter.a, adapter.b)]
-        super().__init__(
-            StoredTensors(newest_checkpoint(folder)), [*mapped, *(each for each in base if each.megatron in self._head)]
-        )
+        super().__init__(StoredTensors(newest_checkpoint(folder)), [*mapped, *head_tensors])
 
     def merged(self, source: dict[str, Callable[[], torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor of the Hugging Face model, adapters added, in their dtype; `source` gives those of the base."""

@@ -151,10 +151,10 @@ class CheckedReader(FileSystemReader):
 def _read_metadata(folder: Path) -> tuple[Metadata, dict[str, StoredTensor]]:
     check_folder(folder)
     try:
-        found = _DescriptionUnpickler(io.BytesIO((folder / METADATA).read_bytes())).load()
-        if not isinstance(found, Metadata):
-            raise TypeError(f"it holds a {type(found).__name__}")
-        return found, _tensors_of(found)
+        metadata = _DescriptionUnpickler(io.BytesIO((folder / METADATA).read_bytes())).load()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"it holds a {type(metadata).__name__}")
+        return metadata, _tensors_of(metadata)
     except _ForbiddenError as error:
         raise would_run_code(folder / METADATA, str(error)) from error
     except _TORN as error:
@@ -174,10 +174,10 @@ _TORN = (
 
 def _tensors_of(metadata: Metadata) -> dict[str, StoredTensor]:
     tensors = {}
-    for name, found in metadata.state_dict_metadata.items():
-        if isinstance(found, TensorStorageMetadata):
-            dtype, shape = found.properties.dtype, tuple(found.size)
-            if not isinstance(dtype, torch.dtype) or not all(isinstance(each, int) and each >= 0 for each in shape):
+    for name, description in metadata.state_dict_metadata.items():
+        if isinstance(description, TensorStorageMetadata):
+            dtype, shape = description.properties.dtype, tuple(description.size)
+            if not isinstance(dtype, torch.dtype) or not all(isinstance(size, int) and size >= 0 for size in shape):
                 raise TypeError(f"it gives tensor {name!r} no dtype and shape")
             tensors[name] = StoredTensor(shape, dtype)
     return tensors
