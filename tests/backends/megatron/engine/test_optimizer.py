@@ -65,10 +65,10 @@ def test_optimizer_defaults_and_fields_by_name() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"extra": {"optimizer": {"clip_gard": 1.0}}}, r"optimizer\.clip_gard: .*did you mean 'clip_grad'"),
+        ({"extra": {"optimizer": {"clip_gard": 1.0}}}, r"optimizer\.clip_gard: .*did you mean `clip_grad`"),
         (
             {"extra": {"ddp": {"overlap_grad_reduc": True}}},
-            r"ddp\.overlap_grad_reduc: .*did you mean 'overlap_grad_reduce'",
+            r"ddp\.overlap_grad_reduc: .*did you mean `overlap_grad_reduce`",
         ),
     ],
 )
