@@ -213,7 +213,7 @@ def _copied(files: Sequence[_File], live: set[int], pinned: PinnedCopies) -> lis
 
 def _write_files(files: Sequence[_File], transforms: object) -> list[WriteResult] | Exception:
     """Write files side by side, with fsync. Returns torch's descriptions of what was written, or the first failure."""
-    results: list[list[WriteResult] | Exception] = [[] for _ in files]
+    results: list[list[WriteResult] | Exception] = [OSError("the file was not written") for _ in files]
 
     def write(number: int) -> None:
         path, name, (objects, tensors) = files[number]
