@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import Conversation, ModelScores, SleepReport
-from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
+from dagrl.backends.hf.model import avoid_misaligned_grouped_mm, device_and_dtype, unset_model
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.hf.sleep import SleepingWeights
 from dagrl.backends.hf.weights import replace_weights
@@ -50,7 +50,6 @@ class HfClassifier:
             raise ValueError(f"{message}; put the one it was trained with into its folder, as chat_template.jinja")
         config = _config(model)
         self._model = _read(model, config) if model.path is not None else _draw(model, config, ranks.seed)
-        avoid_misaligned_grouped_mm(self._model)
         # Decoders are read at their last token. Rows are padded on the left, so that this is the last position of all
         # rows, and an end token equal to the padding token is not skipped.
         self._fills_left = hasattr(self._model, "score")
@@ -152,11 +151,12 @@ def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
         from transformers import AutoModelForSequenceClassification
 
     assert model.path is not None
+    device, dtype = device_and_dtype()
     try:
         built, report = AutoModelForSequenceClassification.from_pretrained(
             model.path.expanduser(),
             config=config,
-            dtype=_dtype(),
+            dtype=dtype,
             local_files_only=True,
             output_loading_info=True,
             trust_remote_code=False,
@@ -172,7 +172,8 @@ def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
         )
     for name, parameter in built.named_parameters():
         check_finite(parameter, f"{model.path}: tensor {name!r} {list(parameter.shape)}")
-    built = built.to(_device()).eval().requires_grad_(False)
+    avoid_misaligned_grouped_mm(built)
+    built = built.to(device).eval().requires_grad_(False)
     if not torch.cuda.is_available():
         for parameter in built.parameters():
             # They are memory-mapped from the file, and could not be offloaded.
@@ -185,24 +186,14 @@ def _draw(model: ModelSpec, config: PretrainedConfig, seed: int) -> PreTrainedMo
     with model_imports(model):
         from transformers import AutoModelForSequenceClassification
 
-        # Its own initialisation is replaced, and must not advance the process's random stream.
-        with torch.random.fork_rng(), torch.device(_device()):
-            built = AutoModelForSequenceClassification.from_config(config, dtype=_dtype())
+        built = unset_model(AutoModelForSequenceClassification, config)
     source = weight_source(model, seed)
     names = [*(name for name in source.names() if name != _LM_HEAD), SCORE]
     replace_weights(built, ((name, source.get(name)) for name in names))
-    return built.eval().requires_grad_(False)
+    return built
 
 
 def _score_in_float32(model: PreTrainedModel) -> None:
     """Compute the last layer in float32: bfloat16 would round different scores to one."""
     model.score.float()
     model.score.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _dtype() -> torch.dtype:
-    return torch.bfloat16 if torch.cuda.is_available() else torch.float32

@@ -12,12 +12,11 @@ from itertools import batched
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.base import NO_WEIGHTS, Completion, GenerationRequest, RequestLimits, SleepReport
 from dagrl.backends.hf.decoding import decode
-from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
+from dagrl.backends.hf.model import unset_model
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.hf.sleep import SleepingWeights
 from dagrl.backends.hf.weights import replace_weights
@@ -34,7 +33,7 @@ from dagrl.model_files.tokenizer import load_tokenizer
 from dagrl.weight_sync.manifest import Bucket
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 
 class HfEngine:
@@ -51,7 +50,9 @@ class HfEngine:
         self._max_batch_size = spec.max_batch_size
         self._tokenizer = load_tokenizer(model)
         self._ends = sorted(end_tokens(model, self._tokenizer))
-        self._model = _build(model)
+        with model_imports(model):
+            config = load_hf_config(model)
+            self._model = unset_model(auto_class(config), config)
         self._vision = image_settings(model)
         self._follows = spec.weights_from is not None
         self._weights = SleepingWeights(
@@ -143,15 +144,3 @@ class HfEngine:
                 f"a prompt of {longest} tokens and max_new_tokens {sampling.max_new_tokens} do not fit into the "
                 f"model's {context} positions; lower data.max_prompt_tokens or sampling.max_new_tokens"
             )
-
-
-def _build(model: ModelSpec) -> PreTrainedModel:
-    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
-    with model_imports(model):
-        config = load_hf_config(model)
-        kind = auto_class(config)
-        # Its own initialisation is replaced, and must not advance the process's random stream.
-        with torch.random.fork_rng(), torch.device(device):
-            built = kind.from_config(config, dtype=dtype)
-    avoid_misaligned_grouped_mm(built)
-    return built.eval().requires_grad_(False)

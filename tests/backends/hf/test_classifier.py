@@ -85,7 +85,7 @@ def test_a_model_that_counts_places_counts_a_rows_own(folder, monkeypatch, dtype
     config = GPT2Config(vocab_size=len(TOKENIZER), n_embd=32, n_layer=2, n_head=4, num_labels=1, initializer_range=0.4)
     torch.manual_seed(5)
     GPT2ForSequenceClassification(config).save_pretrained(path)
-    monkeypatch.setattr("dagrl.backends.hf.classifier._dtype", lambda: dtype)
+    monkeypatch.setattr("dagrl.backends.hf.classifier.device_and_dtype", lambda: ("cpu", dtype))
     engine = build(ModelSpec(path=path))
     together = engine.scores(TALKS, tokens_per_micro_batch=1000).values
     alone = engine.scores(TALKS, tokens_per_micro_batch=1).values

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from dagrl.backends.backend import RankContext
 from dagrl.backends.hf.classifier import HfClassifier
-from dagrl.backends.hf.experts import avoid_misaligned_grouped_mm
+from dagrl.backends.hf.model import avoid_misaligned_grouped_mm
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.schema import ModelSpec, SamplingSpec, TokenizerSpec
