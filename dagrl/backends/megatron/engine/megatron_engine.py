@@ -67,11 +67,10 @@ class MegatronEngine:
     ) -> None:
         """Join the other ranks and build the model with its initial weights. Collective.
 
-        `train_steps` is the length of the learning-rate schedule. Only a `trainable` engine has gradients and an
-        optimizer. `keep_start_weights` keeps a copy for `start_weights`, `moving_average` their average of this rate
-        for `average_weights`. `keeps_no_cache` frees cached device memory after each task. Engines with equal
-        ``ranks.seed`` have equal random weights. ValueError for errors of the pipeline, TimeoutError if the ranks do
-        not meet.
+        `train_steps` is the length of the learning-rate schedule; only a `trainable` engine has an optimizer.
+        `keep_start_weights` is for `start_weights`, and `moving_average`, a rate, for `average_weights`.
+        `keeps_no_cache` frees cached device memory after each task. ValueError for errors of the pipeline, TimeoutError
+        if the ranks do not meet.
         """
         self.policy_version = 0
         self._hf_config = load_hf_config(model)
