@@ -252,6 +252,12 @@ def odd_width(config: HfConfig, name: str) -> Iterator[str]:
         yield f"{name} {config[name]} is odd, and the rotary embedding turns pairs; choose an even size"
 
 
+def mixture_after_dense_layers(config: ConfigFields) -> tuple[bool, ...]:
+    """Say of each layer whether it is behind the first ``first_k_dense_replace`` ones, which have no experts."""
+    first = config.optional("first_k_dense_replace") or 0
+    return tuple(layer >= first for layer in range(config.size("num_hidden_layers")))
+
+
 def weight_of_one_expert(config: ConfigFields) -> Iterator[tuple[str, str]]:
     """Yield the warning for a mixture whose weights of experts are normalised, and that chooses a single one."""
     if config.get("num_experts_per_tok") == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from dagrl.backends.families.base import Family, odd_width
+from dagrl.backends.families.base import Family, mixture_after_dense_layers, odd_width
 from dagrl.backends.families.config_fields import (
     ABOVE_ZERO,
     COMMON_RANGES,
@@ -72,8 +72,7 @@ class DeepseekV3(Family):
         return self.gated_experts(config, shared_width=shared_width, biased=True)
 
     def mixture_layers(self, config: ConfigFields) -> tuple[bool, ...]:
-        first = config.optional("first_k_dense_replace") or 0
-        return tuple(layer >= first for layer in range(config.size("num_hidden_layers")))
+        return mixture_after_dense_layers(config)
 
     def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1

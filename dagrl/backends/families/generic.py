@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from dagrl.backends.families.base import Family
+from dagrl.backends.families.base import Family, mixture_after_dense_layers
 from dagrl.backends.families.config_fields import ConfigFields, is_size
 from dagrl.backends.families.parts import MIXTURE_DEFAULTS, Attention, GatedExperts
 
@@ -55,8 +55,7 @@ class Generic(Family):
         )
 
     def mixture_layers(self, config: ConfigFields) -> tuple[bool, ...]:
-        first = config.optional("first_k_dense_replace") or 0
-        return tuple(layer >= first for layer in range(config.size("num_hidden_layers")))
+        return mixture_after_dense_layers(config)
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
         if self.model_type in _FAULTY:

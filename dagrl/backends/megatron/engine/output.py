@@ -1,5 +1,4 @@
-"""Reads the last layer's output: numbers of response tokens' distributions, or outputs of a critic's or reward
-model's head.
+"""Reads the last layer's output: numbers of response tokens' distributions, or outputs of a scalar head.
 
 Megatron calls these functions in place of its output layer on the last pipeline stage, so that only the positions that
 are read go through that layer. `step` runs the model and joins the ranks' outputs.

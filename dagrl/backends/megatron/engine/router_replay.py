@@ -1,11 +1,10 @@
 """Router replay: a mixture's routers send tokens to the experts that were chosen in sampling.
 
 R3, rollout routing replay (Ma et al. 2025, arXiv 2510.11370): the generator records which experts it chose, and the
-trainer uses those. Their weights are the trainer's, with a gradient: its softmax or sigmoid over the chosen ones. So
-small numerical differences between the engines no longer change the experts of a token.
+trainer uses those. Their weights are the trainer's, with a gradient: its softmax or sigmoid over the chosen ones.
 
-Megatron lets the object in a router's ``router_replay`` choose. Its own class replays forward or backward depending on
-a global switch; the one here detects recomputation itself, whatever is recomputed and in any order of the pipeline.
+Megatron lets the object in a router's ``router_replay`` choose. Unlike Megatron's own class, the one here detects
+recomputation itself, whatever is recomputed and in any order of the pipeline.
 """
 
 from __future__ import annotations

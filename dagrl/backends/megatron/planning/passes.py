@@ -3,8 +3,6 @@
 The schedule is Megatron's ("Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
 arXiv 2104.04473, section 2.2): with p stages of v chunks and m micro-batches, filling and draining the pipeline takes
 ``(p - 1) / v`` of a micro-batch's forward and backward time, besides the m of the slowest stage.
-
-In an optimizer's step gradients are reduced over replicas, and weights gathered.
 """
 
 from __future__ import annotations
