@@ -95,6 +95,15 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
 }
 
+_GATED_DELTA = {
+    "head_dim": 12,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "partial_rotary_factor": 0.5,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
 BRIDGED: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 12, "sliding_window": 4},
     "gemma2": {
@@ -144,18 +153,9 @@ BRIDGED: dict[str, dict[str, Any]] = {
         },
     },
     "nemotron": {"hidden_act": "relu2", "partial_rotary_factor": 0.5},
-    "qwen3_next": {
-        **_EXPERTS,
-        "num_experts": 4,
-        "shared_expert_intermediate_size": 40,
-        "head_dim": 12,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "partial_rotary_factor": 0.5,
-        "layer_types": ["linear_attention", "full_attention"] * 2,
-    },
+    "qwen3_next": {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 40, **_GATED_DELTA},
+    "qwen3_5_text": _GATED_DELTA,
+    "qwen3_5_moe_text": {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 40, **_GATED_DELTA},
 }
 """Models that megatron-bridge builds."""
 
@@ -202,6 +202,9 @@ def tiny_hf_model(name: str, **changes: Any) -> Any:
     generator = torch.Generator().manual_seed(7)
     for parameter, tensor in model.state_dict(keep_vars=True).items():
         mean = 1.0 if isinstance(tensor, torch.nn.Parameter) and tensor.dim() == 1 else 0.0
+        if "linear_key_head_dim" in fields and parameter.endswith("norm.weight") and "linear_attn" not in parameter:
+            # Its norms multiply with 1 + weight.
+            mean = 0.0
         if parameter.endswith("A_log"):
             # States that decay within a few tokens would be differences of large numbers.
             mean = -2.0

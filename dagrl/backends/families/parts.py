@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dagrl.backends.families.config_fields import MegatronFields
-from dagrl.backends.families.tensor_maps import GroupedQkv, MappedTensor, Parallel, Replicated
+from dagrl.backends.families.tensor_maps import GroupedQkv, MappedTensor, Parallel, Replicated, Sections
 
 Tensors = tuple[MappedTensor, ...]
 
@@ -35,6 +35,8 @@ class GroupedQueryAttention:
     norm_bias: bool = False
     post_norm: str = ""
     """The published name of a norm of the outputs; empty for none."""
+    gated: bool = False
+    """Whether each head's output is multiplied with the sigmoid of a gate, which is projected with the query."""
 
     @property
     def pair_products(self) -> int:
@@ -47,7 +49,8 @@ class GroupedQueryAttention:
 
     def tensors(self) -> Tensors:
         queries, keys = self.heads * self.head_dim, self.key_value_heads * self.head_dim
-        qkv, rows = GroupedQkv(self.key_value_heads, self.head_dim), (queries, keys, keys)
+        qkv = GroupedQkv(self.key_value_heads, self.head_dim, self.gated)
+        rows = (queries * 2 if self.gated else queries, keys, keys)
         block = "self_attention.linear_qkv"
 
         def projections(kind: str) -> tuple[str, ...]:
@@ -78,6 +81,7 @@ class GroupedQueryAttention:
             "kv_channels": self.head_dim,
             **({"add_qkv_bias": True} if self.qkv_bias else {}),
             **({"qk_layernorm": True} if self.qk_norm else {}),
+            **({"attention_output_gate": True} if self.gated else {}),
         }
 
 
@@ -184,15 +188,38 @@ class LinearAttention:
     def tensors(self) -> Tensors:
         ours, theirs = "self_attention", "linear_attn"
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
-        rows = 2 * (keys + values + self.value_heads)
+        mixed = (keys, keys, values)
+        sections = {"qkv": mixed, "z": (values,), "b": (self.value_heads,), "a": (self.value_heads,)}
         return (
             *_norm(f"{ours}.in_proj.layer_norm_", _INPUT_NORM, self.hidden),
-            _column_parallel(f"{ours}.in_proj.weight", f"{theirs}.in_proj.weight", (rows, self.hidden)),
-            _column_parallel(f"{ours}.conv1d.weight", f"{theirs}.conv1d.weight", (2 * keys + values, 1, self.kernel)),
+            MappedTensor(
+                f"{ours}.in_proj.weight",
+                tuple(f"{theirs}.in_proj_{name}.weight" for name in sections),
+                tuple((sum(rows), self.hidden) for rows in sections.values()),
+                Sections(tuple(sections.values())),
+            ),
+            MappedTensor(
+                f"{ours}.conv1d.weight",
+                (f"{theirs}.conv1d.weight",),
+                ((sum(mixed), 1, self.kernel),),
+                Sections((mixed,)),
+            ),
             *(_column_parallel(f"{ours}.{name}", f"{theirs}.{name}", (self.value_heads,)) for name in _DECAY),
             _replicated(f"{ours}.out_norm.weight", f"{theirs}.norm.weight", (self.value_dim,)),
             _row_parallel(f"{ours}.out_proj.weight", f"{theirs}.out_proj.weight", (self.hidden, values)),
         )
+
+    def transformer_fields(self, layers: tuple[bool, ...]) -> MegatronFields:
+        """Return the fields for a model with gated delta nets in these `layers`."""
+        return {
+            "experimental_attention_variant": "gated_delta_net",
+            "linear_attention_freq": [int(linear) for linear in layers],
+            "linear_num_key_heads": self.key_heads,
+            "linear_num_value_heads": self.value_heads,
+            "linear_key_head_dim": self.key_dim,
+            "linear_value_head_dim": self.value_dim,
+            "linear_conv_kernel_dim": self.kernel,
+        }
 
 
 @dataclass(frozen=True, slots=True)

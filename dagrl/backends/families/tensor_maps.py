@@ -141,27 +141,69 @@ class GroupedQkv:
 
     groups: int
     head_dim: int
+    gated: bool = False
+    """Whether the published query projection holds a gate behind each head's query. Megatron has a group's gates behind
+    its queries."""
     split = True
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
         by_group = [tensor.unflatten(0, (self.groups, -1)) for tensor in full]
+        if self.gated:
+            by_head = by_group[0].unflatten(1, (-1, 2, self.head_dim))
+            by_group[0] = by_head.transpose(1, 2).flatten(1, 3)
         return _slice(_concatenated(by_group, 1).flatten(0, 1), 0, part, parts)
 
     def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
         """Query, key and value, group by group; a rank's border may run through any of them."""
-        size, row = len(shards[0]), 0
+        rows_of_rank, row = len(shards[0]), 0
         for group in range(self.groups):
             for tensor in full:
                 rows = len(tensor) // self.groups
-                done = 0
-                while done < rows:
-                    part, start = divmod(row, size)
-                    length = min(rows - done, size - start)
-                    yield tensor.narrow(0, group * rows + done, length), shards[part].narrow(0, start, length)
-                    done, row = done + length, row + length
+                for block in self._blocks(tensor.narrow(0, group * rows, rows), is_query=tensor is full[0]):
+                    done = 0
+                    while done < len(block):
+                        part, start = divmod(row, rows_of_rank)
+                        length = min(len(block) - done, rows_of_rank - start)
+                        yield block.narrow(0, done, length), shards[part].narrow(0, start, length)
+                        done, row = done + length, row + length
+
+    def _blocks(self, rows: Tensor, *, is_query: bool) -> Sequence[Tensor]:
+        """Return views of a group's rows of one tensor, in Megatron's order."""
+        if not (self.gated and is_query):
+            return [rows]
+        heads = rows.split(self.head_dim)
+        return [*heads[::2], *heads[1::2]]
 
     def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
         return _stacked(full, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """Sections of the rows of several tensors, each cut into equal parts: the projections of gated delta nets.
+
+    Each rank holds its parts of all sections, one behind the other.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    """Rows of the sections of each tensor."""
+    split = True
+
+    def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
+        return _concatenated([_slice(section, 0, part, parts) for section in self._sections(full)], 0)
+
+    def pieces(self, full: Sequence[Tensor], shards: Sequence[Tensor]) -> Pieces:
+        sections, parts = self._sections(full), len(shards)
+        for part, shard in enumerate(shards):
+            held = shard.split([len(section) // parts for section in sections])
+            for section, piece in zip(sections, held, strict=True):
+                yield _slice(section, 0, part, parts), piece
+
+    def shard_shape(self, full: Sequence[Shape], parts: int) -> Shape:
+        return _stacked(full, parts)
+
+    def _sections(self, full: Sequence[Tensor]) -> list[Tensor]:
+        return [section for tensor, rows in zip(full, self.rows, strict=True) for section in tensor.split(rows)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from dagrl.backends.families.registry import buildable
+from dagrl.backends.megatron.engine.cpu.gated_delta import use_plain_kernels
 from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
+from dagrl.backends.megatron.engine.gated_delta import decoder_spec
 from dagrl.backends.megatron.engine.output import ScalarHead
 from dagrl.backends.megatron.engine.prefix_sharing import share_prefixes
-from dagrl.backends.megatron.engine.provider import provide, use_latent_norms
+from dagrl.backends.megatron.engine.provider import provide
 from dagrl.backends.megatron.engine.vision import VisionGPTModel
 from dagrl.backends.megatron.section import MegatronEngineSpec, padded_vocab_size
 
@@ -69,9 +70,7 @@ def _chunk(
             arguments |= {"scatter_embedding_sequence_parallel": False, "hf_config": hf_config}
         chunk = (VisionGPTModel if shape.vision else GPTModel)(
             config=config,
-            transformer_layer_spec=use_latent_norms(
-                get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
-            ),
+            transformer_layer_spec=decoder_spec(config, virtual_stage),
             vocab_size=padded_vocab_size(shape.vocabulary, config.tensor_model_parallel_size),
             max_sequence_length=fields["max_position_embeddings"],
             pre_process=is_first,
@@ -90,5 +89,6 @@ def _choose_modules() -> None:
     """Transformer Engine's modules on a GPU, plain ones without it. ValueError for a GPU without Transformer Engine."""
     if not torch.cuda.is_available():
         use_plain_modules()
+        use_plain_kernels()
     elif find_spec("transformer_engine") is None:
         raise ValueError("the megatron engine needs Transformer Engine on a GPU; install transformer-engine[pytorch]")

@@ -1,0 +1,57 @@
+"""Models with gated delta nets ("Gated Delta Networks", arXiv 2412.06464) in place of attention in most layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagrl.backends.families.base import Family
+from dagrl.backends.families.config_fields import COMMON_RANGES, COUNT, HEADS, ConfigFields, MegatronFields
+from dagrl.backends.families.parts import Attention, LinearAttention
+from dagrl.backends.families.shape import ModelShape
+
+_LINEAR = "linear_attention"
+LINEAR_SIZES = ("linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads")
+LINEAR_RANGES = {**dict.fromkeys(LINEAR_SIZES, HEADS), "linear_conv_kernel_dim": COUNT}
+
+
+class GatedDeltaFamily(Family):
+    """Gated delta nets, and gated attention in one layer of four."""
+
+    zero_centred_norms = True
+    rotates_parts = True
+    layer_kinds = ("full_attention", _LINEAR)
+    rope_kinds = ("default",)
+    sizes = LINEAR_SIZES
+    ranges = {**COMMON_RANGES, **LINEAR_RANGES}
+    required = {"attention_bias": (False,)}
+
+    def attention(self, config: ConfigFields) -> Attention:
+        return self.grouped_query_attention(config, qk_norm=True, gated=True)
+
+    def shape(self, config: ConfigFields) -> ModelShape:
+        linear = LinearAttention(
+            hidden=config.size("hidden_size"),
+            key_heads=config.size("linear_num_key_heads"),
+            value_heads=config.size("linear_num_value_heads"),
+            key_dim=config.size("linear_key_head_dim"),
+            value_dim=config.size("linear_value_head_dim"),
+            kernel=config.size("linear_conv_kernel_dim"),
+        )
+        return replace(super().shape(config), linear=linear, linear_layers=_linear_layers(config))
+
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
+        shape = self.shape(config)
+        assert shape.linear
+        return {"layernorm_zero_centered_gamma": True, **shape.linear.transformer_fields(shape.linear_layers)}
+
+    def rope_arguments(self, config: ConfigFields) -> MegatronFields:
+        part = config["rope_parameters"].get("partial_rotary_factor", 1.0)
+        return {**super().rope_arguments(config), "rotary_percent": part}
+
+
+def _linear_layers(config: ConfigFields) -> tuple[bool, ...]:
+    layers, kinds = config.size("num_hidden_layers"), config.get("layer_types")
+    if kinds:
+        return tuple(kind == _LINEAR for kind in kinds)
+    every = config.get("full_attention_interval") or 4
+    return tuple((layer + 1) % every != 0 for layer in range(layers))
