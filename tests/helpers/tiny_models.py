@@ -35,12 +35,22 @@ _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _UNGROUPED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4}
 _LATENT = {"kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
 
+_GATED_DELTA = {
+    "head_dim": 12,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope": {"partial_rotary_factor": 0.5},
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
 DENSE: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 12},
     "qwen3_tied": {"head_dim": 12, "tie_word_embeddings": True},
     "llama": {},
     "llama_scaled": {"rope": _LLAMA3},
+    "qwen3_5_text": _GATED_DELTA,
 }
 MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"head_dim": 12, "num_experts": 4, "norm_topk_prob": True, **_EXPERTS},
@@ -95,15 +105,6 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
 }
 
-_GATED_DELTA = {
-    "head_dim": 12,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "partial_rotary_factor": 0.5,
-    "layer_types": ["linear_attention", "full_attention"] * 2,
-}
 BRIDGED: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 12, "sliding_window": 4},
     "gemma2": {
@@ -154,7 +155,6 @@ BRIDGED: dict[str, dict[str, Any]] = {
     },
     "nemotron": {"hidden_act": "relu2", "partial_rotary_factor": 0.5},
     "qwen3_next": {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 40, **_GATED_DELTA},
-    "qwen3_5_text": _GATED_DELTA,
     "qwen3_5_moe_text": {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 40, **_GATED_DELTA},
 }
 """Models that megatron-bridge builds."""

@@ -96,6 +96,10 @@ class ModelShape:
     def is_mixture(self, layer: int) -> bool:
         return self.experts is not None and self.mixture_layers[layer]
 
+    def is_linear(self, layer: int) -> bool:
+        """Whether the layer's attention has no keys and values."""
+        return self.linear is not None and self.linear_layers[layer]
+
     def layer(self, index: int) -> LayerParameters:
         return _parameters(self._attention(index), self._mlp(index))
 
@@ -144,7 +148,7 @@ class ModelShape:
         return self.attention.cache_values_per_token * (self.layers - sum(self.linear_layers)) // self.layers
 
     def _attention(self, index: int) -> Attention | LinearAttention:
-        return self.linear if self.linear is not None and self.linear_layers[index] else self.attention
+        return self.linear if self.linear is not None and self.is_linear(index) else self.attention
 
     def _mlp(self, index: int) -> Mlp:
         return self.experts if self.experts is not None and self.mixture_layers[index] else self.mlp

@@ -187,7 +187,14 @@ class Sections:
 
     rows: tuple[tuple[int, ...], ...]
     """Rows of the sections of each tensor."""
+    names: tuple[str, ...]
+    """Megatron's names of all sections, under which its checkpoints keep them apart."""
     split = True
+
+    @property
+    def sections(self) -> dict[str, int]:
+        """Rows of the sections by their names."""
+        return dict(zip(self.names, (count for rows in self.rows for count in rows), strict=True))
 
     def shard(self, full: Sequence[Tensor], part: int, parts: int) -> Tensor:
         return _concatenated([_slice(section, 0, part, parts) for section in self._sections(full)], 0)

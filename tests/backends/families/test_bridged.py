@@ -1,4 +1,7 @@
-"""Models that megatron-bridge builds equal Hugging Face in log-probs and weights, and learn alike in all layouts."""
+"""Models that megatron-bridge builds, and those with gated delta nets, equal Hugging Face's in log-probs and weights.
+
+They learn alike in all layouts.
+"""
 
 import copy
 import functools
@@ -29,7 +32,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ep2": (2, {"ep": 2}),
 }
 CASES = [
-    *((name, layout) for name in BRIDGED for layout in ("one", "tp2", "pp2")),
+    *((name, layout) for name in (*BRIDGED, "qwen3_5_text") for layout in ("one", "tp2", "pp2")),
     *((name, "ep2") for name in BRIDGED if family_named(name).expert_count),
     # Windows and caps have masks of their own in context parallelism, and gated delta nets split heads.
     *((name, "cp2") for name in ("gemma2", "gpt_oss", "qwen3_next", "qwen3_5_text")),

@@ -136,8 +136,11 @@ def _adapter_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: St
     assert engine.lora is not None
     sizes, dense, experts = engine.parallel, 0, 0
     # Layers of a kind are alike.
-    for layers in ([index for index in stage.layers if shape.is_mixture(index) == kind] for kind in (False, True)):
-        for adapter in adapters(shape.layer_tensors(layers[0]), engine.lora) if layers else ():
+    kinds: dict[tuple[bool, bool], list[int]] = {}
+    for index in stage.layers:
+        kinds.setdefault((shape.is_mixture(index), shape.is_linear(index)), []).append(index)
+    for layers in kinds.values():
+        for adapter in adapters(shape.layer_tensors(layers[0]), engine.lora):
             if adapter.base.per_expert and shape.experts is not None:
                 experts += len(layers) * shape.experts.count * adapter.numel // sizes.expert_ranks
             else:

@@ -17,7 +17,7 @@ import torch
 
 from dagrl.backends.families.registry import buildable
 from dagrl.backends.families.shape import ModelShape
-from dagrl.backends.families.tensor_maps import MappedTensor, join
+from dagrl.backends.families.tensor_maps import MappedTensor, Sections, join
 from dagrl.backends.families.tensors import model_tensors
 from dagrl.backends.megatron.adapter_folder import CONFIG, PREFIX, WEIGHTS
 from dagrl.backends.megatron.lora import LoraSpec, adapters
@@ -40,21 +40,34 @@ _RELEASE = "release"
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a parameter is stored: within `key`, at `index` along the first axes."""
+    """Where rows of a parameter are stored: within `key`, at `index` along the first axes."""
 
     key: str
     index: tuple[int, ...]
+    shape: tuple[int, ...]
+    start: int = 0
+    """The first row."""
 
 
-def _place_of(mapped: MappedTensor, *, stacked: bool) -> _Place:
-    """Where Megatron puts a parameter: layers that are all alike are `stacked` in one key, a layer's experts always."""
+def _places_of(mapped: MappedTensor, *, stacked: bool) -> list[_Place]:
+    """Where Megatron puts a parameter, one place behind the other.
+
+    Layers that are all alike are `stacked`: one key for all, the layer being its first axis. A layer's experts share
+    a key in any case. Sections have keys of their own.
+    """
     key, index = mapped.megatron, tuple[int, ...]()
     if stacked and mapped.layer is not None:
         key, index = key.replace(f".layers.{mapped.layer}.", ".layers.", 1), (mapped.layer,)
     if mapped.expert is not None:
         key = key.removesuffix(str(mapped.expert)).replace(".mlp.experts.", ".mlp.experts.experts.", 1)
         index = (*index, mapped.expert)
-    return _Place(key, index)
+    shape = mapped.map.shard_shape(mapped.shapes, 1)
+    if not isinstance(mapped.map, Sections):
+        return [_Place(key, index, shape)]
+    places = []
+    for name, rows in mapped.map.sections.items():
+        places.append(_Place(f"{key}.{name}", index, (rows, *shape[1:]), sum(place.shape[0] for place in places)))
+    return places
 
 
 class _Stored:
@@ -64,24 +77,25 @@ class _Stored:
         """`mapped` are all weights of the model. ValueError if the folder does not hold just these."""
         self._stored = stored
         stacked = not stored.layer_by_layer
-        self.pairs = [(tensor, _place_of(tensor, stacked=stacked)) for tensor in mapped]
-        self._places = {tensor.megatron: place for tensor, place in self.pairs}
+        self.pairs = [(tensor, _places_of(tensor, stacked=stacked)) for tensor in mapped]
+        self._places = {tensor.megatron: places for tensor, places in self.pairs}
         self._check()
 
     def full(self, mapped: MappedTensor) -> list[torch.Tensor]:
         """The Hugging Face tensors of a parameter, in the stored dtype. ValueError where a file cannot be read."""
-        place = self._places[mapped.megatron]
-        return join(mapped.map, [self._stored.read(place.key, place.index)], mapped.shapes)
+        parts = [self._stored.read(place.key, place.index) for place in self._places[mapped.megatron]]
+        return join(mapped.map, [torch.cat(parts) if len(parts) > 1 else parts[0]], mapped.shapes)
 
     def _check(self) -> None:
         weights = self._stored.weights()
         last: dict[str, tuple[int, ...]] = {}
-        for mapped, place in self.pairs:
+        for place in (place for _, places in self.pairs for place in places):
             if place.key not in weights:
                 raise self._misfit(f"it has no tensor {place.key!r}")
-            shape, wanted = weights[place.key].shape[len(place.index) :], _whole_shape(mapped)
-            if shape != wanted:
-                raise self._misfit(f"tensor {place.key!r} is {list(shape)} there, and {list(wanted)} by the config")
+            shape = weights[place.key].shape[len(place.index) :]
+            if shape != place.shape:
+                wanted = list(place.shape)
+                raise self._misfit(f"tensor {place.key!r} is {list(shape)} there, and {wanted} by the config")
             last[place.key] = max(place.index, last.get(place.key, place.index))
         for key, index in last.items():
             held, wanted = weights[key].shape[: len(index)], tuple(number + 1 for number in index)
@@ -155,18 +169,18 @@ def write_megatron(source: WeightSource, hf_config: PretrainedConfig, padded_row
     shape = _shape_of(hf_config)
     pairs = list(model_tensors(shape, padded_rows))
     _check_source(pairs, hf_config, source)
-    # Megatron's own rule: a list of dense and mixture layers means that they are not alike.
-    stacked = shape.experts is None or all(shape.mixture_layers)
-    by_key: dict[str, dict[tuple[int, ...], MappedTensor]] = {}
+    # Megatron's own rule: a list of kinds of layers means that they are not alike.
+    stacked = not shape.linear_layers and (shape.experts is None or all(shape.mixture_layers))
+    by_key: dict[str, dict[tuple[int, ...], tuple[MappedTensor, _Place]]] = {}
     for mapped in pairs:
-        place = _place_of(mapped, stacked=stacked)
-        by_key.setdefault(place.key, {})[place.index] = mapped
+        for place in _places_of(mapped, stacked=stacked):
+            by_key.setdefault(place.key, {})[place.index] = mapped, place
     content = {}
     for key, parts in by_key.items():
         axes = tuple(number + 1 for number in max(parts))
-        some = next(iter(parts.values()))
-        makers = {index: partial(_parameter, mapped, source) for index, mapped in parts.items()}
-        content[key] = TensorToWrite((*axes, *_whole_shape(some)), source.get(some.hf[0]).dtype, makers)
+        some, somewhere = next(iter(parts.values()))
+        makers = {index: partial(_rows, mapped, place, source) for index, (mapped, place) in parts.items()}
+        content[key] = TensorToWrite((*axes, *somewhere.shape), source.get(some.hf[0]).dtype, makers)
     release = folder / _RELEASE
     release.mkdir()
     write_tensors(release, content, {"iteration": 0, "checkpoint_version": 3.0})
@@ -183,12 +197,10 @@ def _shape_of(hf_config: PretrainedConfig) -> ModelShape:
     return family.shape(fields)
 
 
-def _whole_shape(mapped: MappedTensor) -> tuple[int, ...]:
-    return mapped.map.shard_shape(mapped.shapes, 1)
-
-
-def _parameter(mapped: MappedTensor, source: WeightSource) -> torch.Tensor:
-    return mapped.map.shard([source.get(name) for name in mapped.hf], 0, 1)
+def _rows(mapped: MappedTensor, place: _Place, source: WeightSource) -> torch.Tensor:
+    """Return the rows of a parameter that are stored at `place`."""
+    whole = mapped.map.shard([source.get(name) for name in mapped.hf], 0, 1)
+    return whole.narrow(0, place.start, place.shape[0])
 
 
 def _check_source(pairs: Sequence[MappedTensor], hf_config: PretrainedConfig, source: WeightSource) -> None:

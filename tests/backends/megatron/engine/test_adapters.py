@@ -38,6 +38,7 @@ SIZES = {
     "tie_word_embeddings": False,
     "pad_token_id": None,
 }
+GATED_LAYERS = ["linear_attention", "full_attention"] * 2
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 
 
@@ -55,6 +56,15 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("latent"), model_type="deepseek_v3", num_key_value_heads=4, **LATENT_SHAPE)
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Half of its layers are gated delta nets, whose projections have no adapters."""
+    fields = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "layer_types": GATED_LAYERS}
+    widths = {"head_dim": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    folder = tmp_path_factory.mktemp("gated")
+    return saved(folder, model_type="qwen3_5_text", num_key_value_heads=2, **fields, **widths)
 
 
 def saved(folder: Path, **fields: Any) -> Path:
@@ -235,6 +245,13 @@ def test_adapters_of_latent_attention_follow_from_the_merged_model(
 ) -> None:
     ranks, sizes = LATENT[layout] if layout != "alone" else (1, {})
     follows_from_the_merged_model(ranks, sizes, latent, run_engine, samples, objective, tmp_path)
+
+
+def test_adapters_of_gated_attention_follow_from_the_merged_model(
+    run_engine: Any, samples: "Batch", objective: WeightedLikelihood, tmp_path: Path, gated: Path
+) -> None:
+    ranks, sizes = DENSE["tp2"]
+    follows_from_the_merged_model(ranks, sizes, gated, run_engine, samples, objective, tmp_path)
 
 
 def follows_from_the_merged_model(

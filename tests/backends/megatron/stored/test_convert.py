@@ -51,10 +51,21 @@ def test_every_family_comes_back_to_the_bit(hf_model: Any, tmp_path: Path) -> No
         assert same(dict(StoredModel(folder, hf_model.config).tensors()), weights)
 
 
-@pytest.mark.parametrize(("ranks", "parallel"), [(1, {}), (2, TP2)], ids=["one", "tp2"])
+@pytest.mark.parametrize(
+    ("kind", "ranks", "parallel"),
+    [("qwen3", 1, {}), ("qwen3", 2, TP2), ("qwen3_5_text", 2, TP2)],
+    ids=["one", "tp2", "gated-delta-tp2"],
+)
 def test_a_checkpoint_holds_what_its_engine_exports(
-    run_engine: Callable[..., list[Any]], tiny_model: Any, tmp_path: Path, ranks: int, parallel: dict[str, int]
+    run_engine: Callable[..., list[Any]],
+    tiny_model: Any,
+    tmp_path: Path,
+    kind: str,
+    ranks: int,
+    parallel: dict[str, int],
 ) -> None:
+    from tiny_models import tiny_model_spec
+
     from dagrl.backends.megatron.stored.convert import StoredModel
     from dagrl.model_files.library_model import load_hf_config
 
@@ -62,8 +73,9 @@ def test_a_checkpoint_holds_what_its_engine_exports(
         engine.save(tmp_path / "step")
         return {name: tensor for bucket in engine.export_weights(2**20) for name, tensor in bucket}
 
-    exported = run_engine(ranks, on_rank, parallel=parallel)[0]
-    assert same(dict(StoredModel(tmp_path / "step", load_hf_config(tiny_model)).tensors()), exported)
+    model = tiny_model if kind == "qwen3" else tiny_model_spec(kind)
+    exported = run_engine(ranks, on_rank, model=model, parallel=parallel)[0]
+    assert same(dict(StoredModel(tmp_path / "step", load_hf_config(model)).tensors()), exported)
 
 
 def test_a_checkpoint_of_a_family_without_tables_is_written_by_the_whole_model(
