@@ -57,20 +57,28 @@ def load_hf_config(model: ModelSpec) -> PretrainedConfig:
 def auto_class(config: PretrainedConfig) -> Any:
     """The auto class of transformers that builds language models of this config, with or without a vision tower."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return (
-        AutoModelForCausalLM if config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForImageTextToText
-    )
+    causal, seeing = _language_models(config)
+    return AutoModelForCausalLM if causal and not seeing else AutoModelForImageTextToText
 
 
 def architecture(config: PretrainedConfig) -> str:
     """The class of transformers for language models of this config. ValueError if there is none."""
-    known = (auto_classes("MODEL_FOR_CAUSAL_LM"), auto_classes("MODEL_FOR_IMAGE_TEXT_TO_TEXT"))
-    found = next((names[config.model_type] for names in known if config.model_type in names), None)
-    if found is None:
+    causal, seeing = _language_models(config)
+    name = seeing or causal
+    if name is None:
         raise ValueError(f"Hugging Face has no language model of type {config.model_type}")
-    return found
+    return name
+
+
+def _language_models(config: PretrainedConfig) -> tuple[str | None, str | None]:
+    """Return the classes of this config's language model without and with a vision tower.
+
+    Transformers also lists language models for some configs with a tower, whose weights have other names.
+    """
+    causal = auto_classes("MODEL_FOR_CAUSAL_LM").get(config.model_type)
+    has_tower = causal is None or hasattr(config, "vision_config")
+    return causal, auto_classes("MODEL_FOR_IMAGE_TEXT_TO_TEXT").get(config.model_type) if has_tower else None
 
 
 def published_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

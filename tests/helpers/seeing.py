@@ -26,7 +26,7 @@ DEEP_VISION = {
     "deepstack_visual_indexes": [0],
 }
 """The same without windows; the first layer's output is added behind the language model's first layer, too."""
-DEEP = {
+DEEP: dict[str, Any] = {
     "model_type": "qwen3_vl",
     "head_dim": 8,
     "vision_config": DEEP_VISION,
@@ -38,9 +38,26 @@ DEEP = {
     },
 }
 
+GATED_DELTA = {
+    **DEEP,
+    "model_type": "qwen3_5",
+    "head_dim": 16,
+    "vision_config": {name: size for name, size in DEEP_VISION.items() if name != "deepstack_visual_indexes"},
+    "rope_parameters": {**DEEP["rope_parameters"], "partial_rotary_factor": 0.5},
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+"""A layer with a gated delta net, and half of each head rotated."""
+
 
 def seeing_model(**changes: Any) -> ModelSpec:
-    """Qwen2.5-VL with random weights: two layers for text, two for images. With `DEEP` Qwen3-VL."""
+    """Qwen2.5-VL with random weights: two layers for text, two for images.
+
+    With `DEEP` Qwen3-VL, with `GATED_DELTA` Qwen3.5.
+    """
     fields = {
         "model_type": "qwen2_5_vl",
         "vocab_size": 61,

@@ -86,6 +86,10 @@ class Family:
         """Return the fields of a config, with the defaults of its class in the installed transformers."""
         return ConfigFields(dict(flat_config(config)), config_class(self.model_type).defaults)
 
+    def is_zero_centred(self, name: str) -> bool:
+        """Whether the published tensor `name` is the weight of a norm that multiplies with 1 + weight."""
+        return self.zero_centred_norms and name.endswith("norm.weight")
+
     def attention(self, config: ConfigFields) -> Attention:
         return self.grouped_query_attention(config)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from dagrl.backends.families.base import Family
 from dagrl.backends.families.config_fields import COMMON_RANGES, COUNT, HEADS, ConfigFields, MegatronFields
@@ -20,10 +21,14 @@ class GatedDeltaFamily(Family):
     zero_centred_norms = True
     rotates_parts = True
     layer_kinds = ("full_attention", _LINEAR)
-    rope_kinds = ("default",)
-    sizes = LINEAR_SIZES
+    rope_kinds: ClassVar[tuple[str, ...]] = ("default",)
+    sizes: ClassVar[tuple[str, ...]] = LINEAR_SIZES
     ranges = {**COMMON_RANGES, **LINEAR_RANGES}
     required = {"attention_bias": (False,)}
+
+    def is_zero_centred(self, name: str) -> bool:
+        others = ".linear_attn." in name or ".visual." in name
+        return super().is_zero_centred(name) and not others
 
     def attention(self, config: ConfigFields) -> Attention:
         return self.grouped_query_attention(config, qk_norm=True, gated=True)
@@ -42,7 +47,8 @@ class GatedDeltaFamily(Family):
     def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         shape = self.shape(config)
         assert shape.linear
-        return {"layernorm_zero_centered_gamma": True, **shape.linear.transformer_fields(shape.linear_layers)}
+        linear = shape.linear.transformer_fields(shape.linear_layers)
+        return {**super().transformer_fields(config), "layernorm_zero_centered_gamma": True, **linear}
 
     def rope_arguments(self, config: ConfigFields) -> MegatronFields:
         part = config["rope_parameters"].get("partial_rotary_factor", 1.0)

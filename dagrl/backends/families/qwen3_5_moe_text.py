@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dagrl.backends.families.base import weight_of_one_expert
-from dagrl.backends.families.config_fields import ConfigFields, HfConfig
+from dagrl.backends.families.config_fields import ConfigFields, HfConfig, MegatronFields
 from dagrl.backends.families.gated_delta import LINEAR_RANGES, LINEAR_SIZES, GatedDeltaFamily
 from dagrl.backends.families.parts import GatedMlp
 from dagrl.backends.families.qwen2_moe import Qwen2Moe
@@ -26,6 +26,10 @@ class Qwen35MoeText(GatedDeltaFamily, Qwen2Moe):
     def mlp(self, config: ConfigFields) -> GatedMlp:
         # No layer has it: the config has no width of its own for it.
         return GatedMlp(config.size("hidden_size"), config.size(self.expert_width))
+
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
+        # The weights of chosen experts are always normalised.
+        return {**super().transformer_fields(config), "moe_router_pre_softmax": False}
 
     def sizes_left_out(self, config: HfConfig) -> list[str]:
         return [name for name in super().sizes_left_out(config) if name != "intermediate_size"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from dagrl.backends.families.config_fields import ConfigFields, HfConfig, MegatronFields
 from dagrl.backends.families.qwen3 import Qwen3
@@ -12,8 +12,6 @@ from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.families.tensor_maps import MappedTensor
 from dagrl.backends.families.vision import VisionTower, mrope_faults, rope_fields, tower_fields, tower_sizes
 
-_SECTION = [24, 20, 20]
-"""The default of transformers."""
 _EXTRA_LAYERS = (8, 16, 24)
 """The default of transformers."""
 
@@ -23,6 +21,8 @@ class Qwen3Vl(Qwen3):
 
     model_type = "qwen3_vl"
     has_vision = True
+    section: ClassVar[list[int]] = [24, 20, 20]
+    """The default of transformers."""
     required = {"attention_bias": (False,)}
     rope_kinds = ("default", "mrope")
     # The fused kernel would count positions itself.
@@ -41,7 +41,7 @@ class Qwen3Vl(Qwen3):
         return replace(super().shape(config), text_prefix="model.language_model.")
 
     def transformer_fields(self, config: ConfigFields) -> MegatronFields:
-        return {"mrope_section": list(_section(config))}
+        return {"mrope_section": list(self._section(config))}
 
     def rope_arguments(self, config: ConfigFields) -> MegatronFields:
         kind = {"position_embedding_type": "mrope", "interleaved_sections": True}
@@ -49,10 +49,17 @@ class Qwen3Vl(Qwen3):
 
     def conflicts(self, config: HfConfig) -> Iterator[str]:
         yield from super().conflicts(config)
-        yield from mrope_faults(config, _section(config))
+        yield from mrope_faults(config, self._section(config), self.rotated_part(config))
         if not rope_fields(config).get("mrope_interleaved"):
             # Transformers goes by the type of model, the servers by the field.
             yield "rope_parameters has no mrope_interleaved, which servers read; set it to true"
+
+    def rotated_part(self, config: HfConfig) -> float:
+        """Return the part of each head that is rotated."""
+        return 1.0
+
+    def _section(self, config: HfConfig) -> Any:
+        return rope_fields(config).get("mrope_section", self.section)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +91,6 @@ class DeepTower(VisionTower):
     def _norm(self, name: str, width: int) -> Iterator[MappedTensor]:
         for kind in ("weight", "bias"):
             yield self._whole(f"{name}.{kind}", (width,))
-
-
-def _section(config: HfConfig) -> Any:
-    return rope_fields(config).get("mrope_section", _SECTION)
 
 
 FAMILY = Qwen3Vl()

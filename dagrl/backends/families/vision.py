@@ -99,7 +99,7 @@ def mrope_positions(length: int, starts: np.ndarray, grids: np.ndarray) -> np.nd
     return positions
 
 
-def mrope_faults(config: HfConfig, sections: object) -> Iterator[str]:
+def mrope_faults(config: HfConfig, sections: object, rotated_part: float = 1.0) -> Iterator[str]:
     """Yield why `sections` have no frequencies for each of time, height and width of a position."""
     if not (isinstance(sections, list) and len(sections) == 3 and all(map(is_size, sections))):
         message = "rope_parameters has no mrope_section, three numbers of frequencies for time, height and width"
@@ -108,8 +108,10 @@ def mrope_faults(config: HfConfig, sections: object) -> Iterator[str]:
     heads, hidden, head_dim = (config.get(name) for name in ("num_attention_heads", "hidden_size", "head_dim"))
     if not is_size(head_dim) and is_size(heads) and is_size(hidden):
         head_dim = hidden // heads
-    if is_size(head_dim) and 2 * sum(sections) != head_dim:
-        yield f"mrope_section adds up to {sum(sections)}, and half a head has {head_dim // 2}; make them equal"
+    if is_size(head_dim) and 2 * sum(sections) != int(head_dim * rotated_part):
+        part = "a head" if rotated_part == 1 else "the rotated part of a head"
+        half = int(head_dim * rotated_part) // 2
+        yield f"mrope_section adds up to {sum(sections)}, and half {part} has {half}; make them equal"
 
 
 def rope_fields(config: HfConfig) -> HfConfig:

@@ -60,8 +60,7 @@ class RandomWeights:
     def __init__(self, config: PretrainedConfig, seed: int) -> None:
         self._config = config
         self._seed = seed
-        family = find_family(config.model_type)
-        self._zero_centred_norms = family is not None and family.zero_centred_norms
+        self._family = find_family(config.model_type)
 
     def names(self) -> list[str]:
         return list(self._shapes)
@@ -70,7 +69,7 @@ class RandomWeights:
         """Draw one tensor, float32."""
         shape = self.shape(name)
         if len(shape) == 1:
-            zero = name.endswith("bias") or (self._zero_centred_norms and name.endswith("norm.weight"))
+            zero = name.endswith("bias") or (self._family is not None and self._family.is_zero_centred(name))
             return torch.zeros(shape) if zero else torch.ones(shape)
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)

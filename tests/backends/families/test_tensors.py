@@ -39,7 +39,7 @@ def test_fields_that_a_config_leaves_out_are_those_of_its_class(family: str) -> 
         # Transformers cannot build it without.
         few |= {"num_key_value_heads": 8}
     # Its class does not move fields to where they belong.
-    config = CONFIG_MAPPING[family](**({"text_config": few} if family == "qwen3_vl" else few))
+    config = CONFIG_MAPPING[family](**({"text_config": few} if family in ("qwen3_vl", "qwen3_5") else few))
     assert dict(published_tensors(shape_of({"model_type": family, **few}))) == dict(library_shapes(config))
 
 

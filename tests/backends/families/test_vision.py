@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from seeing import DEEP, seeing_model
+from seeing import DEEP, GATED_DELTA, seeing_model
 
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.families.vision import mrope_positions
@@ -46,7 +46,7 @@ def test_positions_are_those_of_hugging_face(images: list[tuple[int, int, int]],
     assert theirs[:, 0].tolist() == ours.tolist()
 
 
-@pytest.mark.parametrize("changes", [{}, DEEP], ids=["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("changes", [{}, DEEP, GATED_DELTA], ids=["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_names_and_shapes_are_those_of_the_library(changes: dict[str, Any]) -> None:
     config = load_hf_config(seeing_model(**changes))
     assert published_shapes(config) == library_shapes(config)

@@ -64,7 +64,7 @@ def _places_of(mapped: MappedTensor, *, stacked: bool) -> list[_Place]:
     shape = mapped.map.shard_shape(mapped.shapes, 1)
     if not isinstance(mapped.map, Sections):
         return [_Place(key, index, shape)]
-    places = []
+    places: list[_Place] = []
     for name, rows in mapped.map.sections.items():
         places.append(_Place(f"{key}.{name}", index, (rows, *shape[1:]), sum(place.shape[0] for place in places)))
     return places
@@ -94,8 +94,8 @@ class _Stored:
                 raise self._misfit(f"it has no tensor {place.key!r}")
             shape = weights[place.key].shape[len(place.index) :]
             if shape != place.shape:
-                wanted = list(place.shape)
-                raise self._misfit(f"tensor {place.key!r} is {list(shape)} there, and {wanted} by the config")
+                sizes = f"{list(shape)} there, and {list(place.shape)} by the config"
+                raise self._misfit(f"tensor {place.key!r} is {sizes}")
             last[place.key] = max(place.index, last.get(place.key, place.index))
         for key, index in last.items():
             held, wanted = weights[key].shape[: len(index)], tuple(number + 1 for number in index)

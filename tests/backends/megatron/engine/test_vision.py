@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from layout_cases import parallel_of
-from seeing import DEEP, seeing_model, seeing_samples, settings_of
+from seeing import DEEP, GATED_DELTA, seeing_model, seeing_samples, settings_of
 
 from dagrl.backends.megatron.section import ParallelSpec, coordinates
 from dagrl.backends.megatron.stored.stored_tensors import StoredTensors
@@ -23,7 +23,7 @@ LAYOUTS = {
     "pp2": (2, {"pp": 2}),
     "tp2-pp2": (4, {"tp": 2, "pp": 2, "sp": True}),
 }
-KINDS: dict[str, dict[str, Any]] = {"qwen2_5_vl": {}, "qwen3_vl": DEEP}
+KINDS: dict[str, dict[str, Any]] = {"qwen2_5_vl": {}, "qwen3_vl": DEEP, "qwen3_5": GATED_DELTA}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,14 @@ def test_one_process_equals_hugging_face(kind: str, alone: Callable[[str], Any],
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout"), [*(("qwen2_5_vl", layout) for layout in LAYOUTS), ("qwen3_vl", "cp2"), ("qwen3_vl", "tp2-pp2")]
+    ("kind", "layout"),
+    [
+        *(("qwen2_5_vl", layout) for layout in LAYOUTS),
+        ("qwen3_vl", "cp2"),
+        ("qwen3_vl", "tp2-pp2"),
+        ("qwen3_5", "cp2"),
+        ("qwen3_5", "tp2-pp2"),
+    ],
 )
 def test_any_layout_equals_one_process(
     kind: str, layout: str, measure: Callable[..., Any], alone: Callable[[str], Any]
