@@ -72,7 +72,7 @@ def decode(
             live, picked, positions = live[going], picked[going], positions[going]
             if not len(live):
                 return
-            cache.batch_select_indices(going)
+            cache.reorder_cache(going)
             visible = None if visible is None else visible[going]
         if told_to_end:
             yield from _completions(live, tokens, logprobs, step + 1, "abort", policy_version)
@@ -120,7 +120,7 @@ def _prefill(
     following = (positions if vision is None else positions.amax(0)).amax(-1) + 1
     if len(distinct) < len(requests):
         rows = torch.tensor(inverse, device=device)
-        cache.batch_select_indices(rows)
+        cache.reorder_cache(rows)
         logits, following = logits[rows], following[rows]
         visible = None if visible is None else visible[rows]
     return cache, logits, visible, following
