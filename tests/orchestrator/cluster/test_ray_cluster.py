@@ -229,7 +229,7 @@ def stop_the_agent():
     # Busy machines are as slow as that.
     while not stopped:
         for pid, words in command_lines():
-            if any(word.endswith("dashboard/agent.py") for word in words):
+            if any(word.endswith("runtime_env/agent/main.py") for word in words):
                 os.kill(pid, signal.SIGSTOP)
                 stopped.append(pid)
                 break
@@ -243,7 +243,8 @@ with cluster(pipeline, Path(sys.argv[2]), print) as connected:
     print(connected.get(connected.remote(lambda: "it works").remote()))
     programs = " ".join(word for _, words in command_lines() for word in words[:4])
     assert "gcs_server" in programs, programs
-    assert not any(name in programs for name in ("dashboard/dashboard.py", "log_monitor.py", "monitor.py")), programs
+    unneeded = "dashboard/dashboard.py", "dashboard/agent.py", "log_monitor.py", "monitor.py"
+    assert not any(name in programs for name in unneeded), programs
     print("while an agent was stopped:", len(stopped))
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
