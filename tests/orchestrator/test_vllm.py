@@ -20,19 +20,26 @@ pytestmark = [
 ]
 
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_vllm.yaml"
-STEPS, PROMPTS, N = 36, 32, 32
-KILLED_AFTER = 5
+PROMPTS, N = 32, 32
+KILLED_AFTER = 3
+STEPS = [8, pytest.param(36, marks=pytest.mark.soak)]
+"""Of a run that only shows what its weights are, and of one that learns."""
+
+
+@pytest.fixture(scope="module", params=STEPS)
+def steps(request) -> int:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def run(lab, tmp_path_factory):
+def run(steps, lab, tmp_path_factory):
     """The demo with vLLM, under way; it has trained for some steps."""
     folder = tmp_path_factory.mktemp("vllm")
     sync = {"route": "broadcast", "checksum": True, "bucket_mib": 1}
     pipeline = {
         "extends": str(TEMPLATE),
         "engines": {"generator": {"environment": str(ENVIRONMENT), "weight_sync": sync}},
-        "run": {"steps": STEPS, "save_every": None, "validate_every": STEPS, "validate_first": False},
+        "run": {"steps": steps, "save_every": None, "validate_every": steps, "validate_first": False},
         "track": ["console"],
     }
     pipeline["run"] |= {"max_restarts": 1, "samples_per_step": PROMPTS * N}
@@ -61,26 +68,27 @@ def test_its_worker_runs_in_its_environment(run) -> None:
     assert str(ENVIRONMENT.resolve()) in " ".join(Path(each.path).as_posix() for each in worker.memory_maps())
 
 
-def test_it_trains_on_what_the_server_samples(ended) -> None:
-    steps = [line for line in ended.metrics() if line["step"] > 0]
-    assert [line["policy_version"] for line in steps] == list(range(1, STEPS + 1))
-    for line in steps:
+def test_it_trains_on_what_the_server_samples(ended, steps) -> None:
+    lines = [line for line in ended.metrics() if line["step"] > 0]
+    assert [line["policy_version"] for line in lines] == list(range(1, steps + 1))
+    for line in lines:
         assert line["staleness/max"] == 0
         assert line["mismatch/logprob_diff/max"] <= 1e-5, "the server samples with the trainer's newest weights"
     assert ended.left_behind() == []
 
 
-def test_a_server_that_dies_is_started_again_and_loses_and_doubles_nothing(ended) -> None:
+def test_a_server_that_dies_is_started_again_and_loses_and_doubles_nothing(ended, steps) -> None:
     assert "a process of vLLM server generator/0 has died" in ended.output
     assert "generator/0 restarted" in ended.output
     assert ended.metrics()[-1]["run/restarts"] == 1
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         rows = pq.read_table(ended.folder / "samples" / f"step_{step}.parquet").to_pylist()
         assert sorted(row["sample_id"] for row in rows) == list(range(PROMPTS * N))
         assert {row["policy_version"] for row in rows} == {step - 1}
         assert len({(row["group_id"], row["prompt"]) for row in rows}) == PROMPTS
 
 
+@pytest.mark.parametrize("steps", STEPS[1:], indirect=True, scope="module")
 def test_it_learns(ended) -> None:
     rewards = [line["reward/mean"] for line in ended.metrics() if line["step"] > 0]
     assert rewards[0] < 0.1
