@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-STEPS, KEPT = 60, 30
+STEPS, KEPT = 32, 16
 
 
 def sampling_only(lab: Any, order: Any) -> dict[str, Any]:
