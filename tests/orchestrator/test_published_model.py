@@ -40,6 +40,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
             start = str(folder / "runs" / "smollm2-sft" / "checkpoints" / "step_1" / "actor")
             own["engines"] = own["engines"] | {"actor": {"dist_checkpointing_path": start}}
             own["nodes"] = {"rollout": own["nodes"]["rollout"] | {"n": 2}, "update": {"mini_batch": 4}}
+            # A checkpoint of two GB, and greedy responses, are the other run's.
+            own["run"] |= {"save_every": None, "validate_every": None}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(own))
     (folder / "runs").mkdir()
     return folder
