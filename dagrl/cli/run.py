@@ -120,7 +120,7 @@ def _run(prepared: PreparedPipeline, folder: Path, experience: Path, verbosity: 
         # Everything is cleaned up, and Ray's libraries can crash at exit if they were interrupted while they connected.
         os._exit(_INTERRUPTED)
     if verbosity is not Verbosity.QUIET:
-        from dagrl.reporting.closing import closing_text
+        from dagrl.reporting.summary import closing_text
 
         print(closing_text(outcome, folder))
     return _OUT_OF_TIME if outcome.out_of_time else 0

@@ -21,9 +21,8 @@ from dagrl.data.stats import merge
 from dagrl.orchestrator.folder.identity import changes
 from dagrl.orchestrator.records.files import NodeRecord, RecordError, Records, ranges
 from dagrl.orchestrator.replay.compare import Difference, compare_columns, compare_metrics, compare_weights
-from dagrl.reporting.run_data.run_reader import open_run
+from dagrl.reporting.run_data.run_reader import open_run, pipeline_of_run
 from dagrl.reporting.run_data.sample_view import sample_file
-from dagrl.reporting.run_pipeline import pipeline_of_run
 
 _MEASURED = ("time/", "throughput/", "driver/", "mfu/", "memory/", "sync/", "run/", "agent/seconds")
 """Metrics that differ from run to run."""

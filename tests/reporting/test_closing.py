@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dagrl.orchestrator.outcome import RunOutcome
-from dagrl.reporting.closing import closing_text, in_words
+from dagrl.reporting.summary import closing_text, in_words
 
 
 @pytest.mark.parametrize(

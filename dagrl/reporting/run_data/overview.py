@@ -12,9 +12,8 @@ from dagrl.config.schema import Pipeline
 from dagrl.graph.dag import Graph
 from dagrl.graph.drawing.draw import arrows_of, executor_of, scene_of, subtitle_of
 from dagrl.redact import hide_secrets, without_secrets
-from dagrl.reporting.run_data.run_reader import RunReader, config_of
+from dagrl.reporting.run_data.run_reader import RunPipeline, RunReader, config_of
 from dagrl.reporting.run_data.sample_view import sample_steps
-from dagrl.reporting.run_pipeline import RunPipeline
 from dagrl.tracking.metrics_file import accounts
 from dagrl.tracking.run_file import best_checkpoint, run_text
 from dagrl.tracking.run_notes import run_notes

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from dagrl.planner.simulation.costs import MeasuredCosts, measured_costs
 from dagrl.planner.simulation.simulate import simulate
-from dagrl.reporting.run_pipeline import RunPipeline, pipeline_of_run
+from dagrl.reporting.run_data.run_reader import RunPipeline, pipeline_of_run
 from dagrl.reporting.why.changes import Change
 from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import Plan
