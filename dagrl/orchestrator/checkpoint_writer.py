@@ -59,7 +59,7 @@ class CheckpointWriter:
         await self._groups[save.executor].call_all(what, Worker.save, folder, self._in_background)
 
     async def finish(self, state: RunState) -> None:
-        """Make what all executors have saved the newest checkpoint: now, or once it is written."""
+        """Make the saved states of all executors the newest checkpoint: now, or once they are written."""
         # A pipeline that trains nothing has its place in the data alone.
         folder = self._folders.pop(state.step, None) or self._checkpoints.begin(state.step)
         # Where nothing is trained, steps are committed side by side, and no save has waited for the checkpoint before.

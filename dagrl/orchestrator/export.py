@@ -25,7 +25,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def export_run(
     run: Path, output: Path, *, step: int | None, engine: str | None, best: bool = False, adapter: bool = False
 ) -> str:
-    """Write the policy of a run as a Hugging Face folder, or its `adapter` as a PEFT folder; says what was done.
+    """Write the policy of a run as a Hugging Face folder, or its `adapter` as a PEFT folder; returns a line about it.
 
     At its newest checkpoint, or that of `step`, or the `best` one.
     ValueError where an argument names nothing that can be exported, OSError where the export fails.

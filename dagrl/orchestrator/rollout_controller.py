@@ -83,7 +83,7 @@ class RolloutController:
         self._missing = dict.fromkeys(self._groups)
         """Groups that are not part of the batch yet, in order."""
         self._begun: dict[int, Begun] = {}
-        """Group -> what exists of its responses."""
+        """Group -> the responses begun in it."""
         self.chunks: list[tuple[int, Sequence[int]]] = []
         """Server and groups of each call, in the order in which they were sent."""
         self.blocks: list[tuple[WorkerId, Block]] = []
@@ -299,7 +299,7 @@ class RolloutController:
             self._unreported[worker] = self._unreported.get(worker, 0) - int(block.counts["sampled"].sum())
 
     def _count_lost(self) -> None:
-        """Count what lost servers had sampled when they last said so."""
+        """Count the samples that lost servers have reported."""
         for worker in dict.fromkeys(worker for loss in self._losses for worker in loss.lost):
             mine = [groups for server, groups in self.chunks[self._first_chunk :] if self._servers[server].id == worker]
             groups = [group for chunk in mine for group in chunk if group in self._missing]
@@ -307,7 +307,7 @@ class RolloutController:
                 self._account.lose(self._reports.batch.rows_of(groups), max(0, self._unreported.pop(worker, 0)))
 
     def _keep(self, block: Block, groups: Sequence[int], worker: WorkerId) -> None:
-        """Keep what exists of groups that are not part of the batch, if the node asks for it."""
+        """Keep the responses begun in groups outside the batch, for ``partial_rollout``."""
         batch, step = self._reports.batch, self._run.step
         if not self._node.partial_rollout:
             return

@@ -61,7 +61,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _blobs(run: RunReader, place: int, entry: dict[str, Any], gpu: str | None) -> Iterator[str]:
-    """The data of a run; what is in it goes to its `entry` of the manifest."""
+    """The data of a run, listed in its `entry` of the manifest."""
     yield blob(f"{place}/overview", overview(run))[0]
     yield blob(f"{place}/metrics", metrics_table(run))[0]
     yield blob(f"{place}/plan", plan_view(run, gpu))[0]

@@ -58,7 +58,7 @@ class Runs:
             return self._found()
 
     def ask(self, run_id: str, question: Callable[[RunReader], Any]) -> Any:
-        """The answer of a run, after it has read what is new. KeyError if there is no such run."""
+        """The answer of a run, after a refresh. KeyError if there is no such run."""
         with self._lock:
             if not self._ids:
                 self._found()
@@ -91,7 +91,7 @@ class Runs:
 
 
 def application(runs: Runs) -> Starlette:
-    """The page at ``/``, and what it asks for below ``/api``: only GET, only from this machine."""
+    """The page at ``/``, and its data below ``/api``: only GET, only from this machine."""
     headers = {
         "Content-Security-Policy": content_security_policy(live=True) + "; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",

@@ -67,7 +67,7 @@ class Trackers:
                 tracker.samples(step, table)
 
     def add_lost(self, metrics: Mapping[str, float]) -> None:
-        """Record in metrics.jsonl alone what a step had generated that the run does not finish. Raises OSError."""
+        """Record the samples of an unfinished step, in metrics.jsonl alone. Raises OSError."""
         if self._metrics_file is not None:
             self._metrics_file.add_lost(metrics)
 

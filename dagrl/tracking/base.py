@@ -31,7 +31,7 @@ class Tracker(Protocol):
     """A destination of metrics. Call `start`, then `log` once per step, then `close`."""
 
     def start(self, run_dir: Path, config: Mapping[str, object], resumed_step: int | None) -> None:
-        """Open files under `run_dir`; drop what was logged after `resumed_step`, None: everything.
+        """Open files under `run_dir`; drop all steps after `resumed_step`, None: all steps.
 
         `config` is the resolved pipeline as plain YAML values.
         """

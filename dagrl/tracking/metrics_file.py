@@ -58,7 +58,7 @@ class MetricsFile:
         self._last = step
 
     def add_lost(self, metrics: Mapping[str, float]) -> None:
-        """Add what steps had generated that the run does not finish to the last line."""
+        """Add the samples of unfinished steps to the last line."""
         with naming(self._path):
             if kept := kept_lines(self._path, self._last):
                 self.close(ok=True)

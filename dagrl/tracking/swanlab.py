@@ -85,7 +85,7 @@ class SwanLab:
 
 
 def _unprobed() -> dict[str, bool]:
-    """Turn off what SwanLab would store of the machine, where a secret is in it: the command, or the address of git."""
+    """Turn off probes of SwanLab whose results hold a secret: the command, or the address of git."""
     probes = {}
     if hide_in_arguments(sys.argv) != sys.argv:
         probes["runtime"] = False

@@ -20,7 +20,7 @@ from dagrl.tracking.base import check_in_place, is_kept, naming, replace_text
 
 _END = b"\n]\n"
 _EVENTS_PER_WRITE = 64
-"""About ten kilobytes, to limit what a kill can tear."""
+"""About ten kilobytes, so that a kill tears little."""
 Event = dict[str, Any]
 
 

@@ -141,7 +141,7 @@ class Worker:
         return WorkerInfo(socket.gethostname(), address, port, os.getpid(), gpus, name)
 
     def preload(self, pipeline: Pipeline, engine: str) -> None:
-        """Import what `start` needs. Uses no device, because other engines may be measuring their memory."""
+        """Import the libraries of `start`. Uses no device, because other engines may be measuring their memory."""
         section = pipeline.engines[engine]
         # Scanning thousands of new modules again and again takes a fifth of the time of the imports.
         gc.disable()
@@ -251,7 +251,7 @@ class Worker:
             yield StreamMessage((heartbeat,), last=True)
 
     def abort(self, rollout: RolloutId) -> None:
-        """End a rollout: its chunks return what they have, and later chunks return nothing."""
+        """End a rollout: its chunks return their responses so far, and later chunks return nothing."""
         self._aborted = rollout
         self._weights.recheck()
         self._generator.abort()

@@ -116,7 +116,7 @@ def small_shared_memory() -> str:
 
 
 def keep_worker_logs(folder: Path, logs: Path, prefix: str = "") -> None:
-    """Copy what the workers printed, or the ends of it, to ``logs/PREFIX*``.
+    """Copy the workers' output, or the ends of it, to ``logs/PREFIX*``.
 
     Errors, such as a full disk, are ignored.
     """
@@ -132,7 +132,7 @@ def keep_worker_logs(folder: Path, logs: Path, prefix: str = "") -> None:
 
 
 _NO_PORT = -1
-"""Ray's own dashboard agents report this for what they do not serve."""
+"""Ray's own dashboard agents report this for services that are off."""
 
 
 @contextmanager

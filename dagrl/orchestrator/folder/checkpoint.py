@@ -90,7 +90,7 @@ class FoundCheckpoint:
     """The newest complete checkpoint."""
     state: RunState | None
     torn: Mapping[Path, str]
-    """Newer torn checkpoints -> what is wrong with them."""
+    """Newer torn checkpoints -> their faults."""
 
 
 class Checkpoints:

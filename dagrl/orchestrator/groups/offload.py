@@ -1,4 +1,4 @@
-"""Executes `Sleep` and `Wake`, and knows what each engine holds on its devices: for metrics and error messages."""
+"""Executes `Sleep` and `Wake`, and describes the device memory of engines for metrics and error messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Offloader:
         return self._freed.get(executor, 0.0)
 
     def describe(self, executors: Iterable[str]) -> str:
-        """For error messages: what each engine holds, in the time-shared groups of `executors`."""
+        """For error messages: the memory of each engine in the time-shared groups of `executors`."""
         groups = {self._plan.executors[name].group for name in executors}
         sentences = []
         for group in sorted(name for name in groups if name is not None):

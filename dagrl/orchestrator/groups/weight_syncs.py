@@ -1,4 +1,4 @@
-"""Weight syncs: calls the trainer's and the generator's workers, and measures what a sync takes."""
+"""Weight syncs: calls the trainer's and the generator's workers, and measures the time of a sync."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class WeightSyncs:
     async def _direct(
         self, sync: Sync, route: WeightRoute, update: Callable[[], Awaitable[None]]
     ) -> tuple[list[float], list[SendResult]]:
-        """Over CUDA IPC or NCCL: both sides are called at the same time. Returns what each of them returns."""
+        """Over CUDA IPC or NCCL: both sides are called at the same time. Returns the results of both."""
         await update()
         if sync.follower not in self._offers:
             offers = await self._groups[sync.source].call_all(_what(sync), Worker.offer_weights, sync.follower, route)

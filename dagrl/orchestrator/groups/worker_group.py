@@ -45,7 +45,7 @@ class WorkerGroup:
     def submit_all[**P, Result](
         self, waits_for: str, method: Callable[Concatenate[Worker, P], Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> list[PendingCall[Result]]:
-        """Call a method on all ranks, behind what they are doing. The arguments are serialized once."""
+        """Queue a call of a method on all ranks. The arguments are serialized once."""
         message = serialize((method, args, kwargs))
         return [handle.submit_serialized(waits_for, message) for handle in self.handles]
 
@@ -108,7 +108,7 @@ class WorkerGroups:
     # -- start
 
     async def launch(self, setup: StartEngine, resumed_from: Path | None, note: Callable[[str], None]) -> None:
-        """Place and start all workers. `setup` holds what they have in common.
+        """Place and start all workers. `setup`: their common part.
 
         Engines that are trained, or were, load their state from the checkpoint `resumed_from`.
         `note` is called for each engine.
@@ -241,7 +241,7 @@ class WorkerGroups:
             shutil.rmtree(self._setup.run_dir / CALLS, ignore_errors=True)
 
     async def abandon(self) -> None:
-        """Kill every worker after a failure. Ray cleans up what cannot be reached in time."""
+        """Kill every worker after a failure. Ray cleans up workers that cannot be reached in time."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(run_in_daemon_thread(self.kill), _KILL_TIMEOUT_S)
 
@@ -250,7 +250,7 @@ class WorkerGroups:
 
 
 def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine) -> list[StartEngine]:
-    """One for each rank; `where` the ranks' workers are, and what all workers of the run have in `common`.
+    """One for each rank. `where`: the places of the ranks' workers; `common`: the part that all workers share.
 
     The ranks of an engine meet at its first rank, those of a server at the server's. The first rank of a server on each
     machine gets all of its GPUs there.

@@ -103,7 +103,7 @@ class WorkerHandle:
     def submit[**P, Result](
         self, waits_for: str, method: Callable[Concatenate[Worker, P], Result], /, *args: P.args, **kwargs: P.kwargs
     ) -> PendingCall[Result]:
-        """Call a method of the worker, behind what it is doing. `waits_for` describes the call in messages."""
+        """Queue a call of a method of the worker. `waits_for` describes the call in messages."""
         return self.submit_serialized(waits_for, serialize((method, args, kwargs)))
 
     async def call[**P, Result](
@@ -119,7 +119,7 @@ class WorkerHandle:
     # -- tasks
 
     def submit_task(self, work: TaskWork, count_bytes: ByteCounter) -> PendingTask:
-        """Send a task that does not stream, behind what the worker is doing. One message each way."""
+        """Queue a task that does not stream. One message each way."""
         if self.cache and isinstance(work, EngineWork):
             work = self.cache.use_keys(work)
         node = _describe(work)

@@ -1,1 +1,1 @@
-"""Records of nodes: what each took and gave in a step, so that it can run again alone."""
+"""Records of nodes: the inputs and outputs of each in a step, so that it can run again alone."""

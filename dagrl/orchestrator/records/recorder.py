@@ -1,4 +1,4 @@
-"""Records nodes during a run: the driver notes what a node takes and gives, and a CPU worker stores the columns.
+"""Records nodes during a run: the driver notes inputs and outputs, and a CPU worker stores the columns.
 
 Inputs are written when a node starts, so that one that fails can be replayed. A step is committed when its records are
 on the disk. A failure to record ends the recording, not the run.
@@ -73,7 +73,7 @@ class Recorder:
         self._ring: Ring | None = None
         self._alarms = AlarmDetector(self._spec.keep_on if self._spec else ())
         self._alarmed: dict[int, str] = {}
-        """Step -> what was remarkable about it."""
+        """Step -> its alarm."""
         self._timeout_s = loaded.pipeline.run.node_timeout_s
         self._order: dict[int, int] = {}
         """Step -> runs that have started."""
@@ -111,7 +111,7 @@ class Recorder:
         batch: BatchIndex,
         inputs: OpInputs = NO_INPUTS,
     ) -> Recording | None:
-        """A node is about to get its work. Queues the calls that record what it starts from; does not wait."""
+        """A node is about to get its work. Queues the calls that record its inputs; does not wait."""
         if self._stopped or task.name not in self._tasks:
             return None
         if self._ring is not None and self._ring.begin(run.step) and executor.trained and not task.frozen:
@@ -142,7 +142,7 @@ class Recorder:
         return recording
 
     def follow(self, recording: Recording | None, executor: Executor) -> None:
-        """The work of a node has been sent. Queues what is recorded right behind it, before anything else runs."""
+        """The work of a node has been sent. Queues the digests of weights right behind it."""
         if recording is not None and recording.task.trains and self._inputs(recording).ends:
             what = f"the weights after {recording.task.name} (step {recording.run.step})"
             recording.weights = self._groups[executor.name].submit_all(what, Worker.weight_digests)
@@ -188,7 +188,7 @@ class Recorder:
             self._stop(error)
 
     async def drain(self) -> None:
-        """Give what is queued some time to reach the disk: the run has failed."""
+        """Give queued records some time to reach the disk: the run has failed."""
         if self._writer is not None:
             await asyncio.wait([asyncio.ensure_future(self._jobs.join())], timeout=_DRAIN_S)
 
@@ -271,7 +271,7 @@ class Recorder:
         self._change(recording, outputs=outputs)
 
     async def _store(self, step: int, wanted: Sequence[ColumnsToStore]) -> list[StoredBlock]:
-        """Store what no other record of the step has stored."""
+        """Store the columns that no other record of the step has stored."""
         known = self._stored.setdefault(step, {})
         missing = [
             ColumnsToStore(columns.ref, unknown)

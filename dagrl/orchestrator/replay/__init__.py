@@ -1,1 +1,1 @@
-"""Replay: runs a recorded node again, alone, and compares what it gives."""
+"""Replay: runs a recorded node again, alone, and compares the results."""

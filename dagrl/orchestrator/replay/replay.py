@@ -1,4 +1,4 @@
-"""Runs a recorded node again, with the workers, dispatch and ops of a run, and compares what it gives."""
+"""Runs a recorded node again, with the workers, dispatch and ops of a run, and compares the results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ReplayOutcome:
     """The result of a replay."""
 
     compared: dict[str, list[str]] = field(default_factory=dict)
-    """Node -> what was compared, in words."""
+    """Node -> names of the compared parts."""
     differences: list[Difference] = field(default_factory=list)
     not_recorded: bool = False
     """Whether the run ended before the node did, so that there is nothing to compare."""
@@ -73,7 +73,7 @@ class ReplayOutcome:
 def replay(target: ReplayTarget, run_dir: Path, note: Callable[[str], None], *, debug: bool = False) -> ReplayOutcome:
     """Run the nodes again. Raises RecordError if its record is damaged, RunError if its engine does not start.
 
-    `note` is called with what is being done. With `debug` everything runs in this process.
+    `note` prints a message. With `debug` everything runs in this process.
     """
     records = Records(run_dir.resolve())
     with TemporaryDirectory(prefix="dagrl-replay-") as made, _on_this_machine():

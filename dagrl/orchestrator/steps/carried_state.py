@@ -29,7 +29,7 @@ class KlControl:
     """
 
     def __init__(self, pipeline: Pipeline, kept: Mapping[str, Sequence[float]], first_step: int) -> None:
-        """`kept`: what `after` returned for the step before `first_step`; empty at the start of a run."""
+        """`kept`: the result of `after` for the step before `first_step`; empty at the start of a run."""
         self._lag = pipeline.schedule.max_staleness + 1
         self._specs: dict[str, KlInRewardSpec] = {
             name: node.kl_in_reward
@@ -59,7 +59,7 @@ class KlControl:
         return {name: tuple(self._weight(name, later) for later in steps) for name in self._specs}
 
     def commit(self, step: int) -> None:
-        """Drop what no unknown weight depends on."""
+        """Drop the measurements that no later weight depends on."""
         for name in self._specs:
             self._weight(name, step + 1)
             self._weights[name] = {later: weight for later, weight in self._weights[name].items() if later > step}
@@ -101,7 +101,7 @@ class RoleBaselines:
     """
 
     def __init__(self, pipeline: Pipeline, kept: Mapping[str, Mapping[str, float]], first_step: int) -> None:
-        """`kept`: what `after` returned for the step before `first_step`; empty at the start of a run."""
+        """`kept`: the result of `after` for the step before `first_step`; empty at the start of a run."""
         self._after: dict[str, dict[int, Mapping[str, float]]] = {
             name: {first_step - 1: kept.get(name, {})}
             for name, node in pipeline.nodes.items()
@@ -124,7 +124,7 @@ class RoleBaselines:
         return {node: dict(self._newest(steps, step)) for node, steps in self._after.items()}
 
     def commit(self, step: int) -> None:
-        """Drop what only earlier steps begin with."""
+        """Drop the baselines of earlier steps."""
         for node, steps in self._after.items():
             newest = self._newest(steps, step)
             self._after[node] = {step: newest} | {later: kept for later, kept in steps.items() if later > step}

@@ -20,7 +20,7 @@ from dagrl.tracking.run_notes import run_notes
 
 _LOG_CHARACTERS = 20_000
 _MOST_RESTARTS = 1000.0
-"""A file that says more is not a run's."""
+"""More are not from a run."""
 
 
 def overview(run: RunReader) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Reads the folder of a run that may still be going on: what is new since the last time, and no more."""
+"""Reads the folder of a run, which may still grow: each time only the new lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PAUSE_S, _PAUSE_STEPS = 20.0, 5.0
 
 
 class RunReader:
-    """Metrics and activities of a run, whose folder may grow. `refresh` reads the rest."""
+    """Metrics and activities of a run. `refresh` reads new ones."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,7 +80,7 @@ class RunReader:
         return self._metrics.unfinished
 
     def refresh(self) -> None:
-        """Read what was added. ValueError if timeline.json is not a run's; OSError if a file cannot be read."""
+        """Read new lines. ValueError if timeline.json is not a run's; OSError if a file cannot be read."""
         self._refresh_metrics()
         before = self._timeline.generation
         lines = self._timeline.new_lines()
@@ -128,7 +128,7 @@ class RunReader:
         return step_window(activities, self.step_seconds.get(step, 0.0)) if activities else None
 
     def commit_interval(self, step: int) -> Interval | None:
-        """From the commit of the step before to the step's own: what a step takes where steps overlap."""
+        """From the commit of the step before to the step's own: the time of a step where steps overlap."""
         window, seconds = self.window(step), self.step_seconds.get(step)
         return window and (Interval(window.end - seconds, window.end) if seconds else window)
 

@@ -13,7 +13,7 @@ from dagrl.tracking.run_file import run_file
 
 _FILE = re.compile(r"step_(\d+)(_val)?\.parquet")
 _NOT_SHOWN = frozenset({"response_tokens", "token_version"})
-"""Token ids, of which the text says more, and what ``versions`` sums up."""
+"""Token ids, which the text replaces, and versions, which ``versions`` sums up."""
 _USER = re.compile(
     r"<\|im_start\|>user\n|<\|start_header_id\|>user<\|end_header_id\|>\n\n|<start_of_turn>user\n|\[INST\]"
     r"|<\|start\|>user<\|message\|>|<\|user\|>\n?|<｜User｜>"

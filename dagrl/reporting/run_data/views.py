@@ -76,7 +76,7 @@ class Idle:
     start: float
     end: float
     cause: str
-    """``NODE (EXECUTOR)`` of what runs elsewhere, or `DRIVER`."""
+    """``NODE (EXECUTOR)`` of an activity elsewhere, or `DRIVER`."""
 
     @property
     def seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Changes of a pipeline that may make its steps shorter, and what each would do to the measured times."""
+"""Changes of a pipeline that may make its steps shorter, and their effect on the measured times."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ class Advice:
     step_s: float
     """Seconds of a step with it."""
     gain: float
-    """Share of the step that it saves, expected; then the least and the most of what the run's steps, and what is
-    not known, allow."""
+    """Expected share of the step that it saves; then the least and the most, by the run's steps and unknown rates."""
     least: float
     most: float
 

@@ -83,7 +83,7 @@ def critical_path(spans: Sequence[Activity], window: Interval, plan: Plan) -> li
 
 
 def waits_for(plan: Plan) -> dict[str, frozenset[str]]:
-    """Task -> all tasks that must be done before it; a sync waits for what trains."""
+    """Task -> all tasks that must be done before it; a sync waits for updates."""
     import networkx
 
     graph: networkx.DiGraph[str] = networkx.DiGraph()
@@ -95,7 +95,7 @@ def waits_for(plan: Plan) -> dict[str, frozenset[str]]:
 
 
 def _ended(span: Activity, now: float, later: Activity | None) -> bool:
-    """Whether `span` had ended when `later` began, `now`. A move of the same workers precedes what it overlaps with."""
+    """Whether `span` had ended when `later` began, `now`. A move of the same workers precedes activities that overlap with it."""
     moved = later is not None and span.name in _MOVES and span.executor == later.executor
     return span.end <= (later.end if moved and later is not None else now + _TOLERANCE_S)
 
