@@ -217,7 +217,7 @@ def plan_validation(checked: CheckedPipeline, validated: RunState | None) -> Pre
 
 
 def _on_start_weights(pipeline: Pipeline, name: str) -> EngineSpec:
-    """The section of an engine, which loads a model's folder itself if it would get the same weights from its source."""
+    """The section of an engine, which loads a model's folder itself if its source has the same weights."""
     engine = pipeline.engines[name]
     source = pipeline.engines.get(engine.weights_from or "")
     if source is None or pipeline.model_of(name).path is None or backend_of(source).start_folder(source):

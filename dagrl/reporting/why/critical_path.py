@@ -95,7 +95,7 @@ def waits_for(plan: Plan) -> dict[str, frozenset[str]]:
 
 
 def _ended(span: Activity, now: float, later: Activity | None) -> bool:
-    """Whether `span` had ended when `later` began, `now`. A move of the same workers precedes activities that overlap with it."""
+    """Whether `span` had ended when `later` began, `now`. A move of the same workers may overlap with `later`."""
     moved = later is not None and span.name in _MOVES and span.executor == later.executor
     return span.end <= (later.end if moved and later is not None else now + _TOLERANCE_S)
 
