@@ -30,6 +30,7 @@ type ByteCounter = Callable[[int], None]
 """Called with the size of each message to or from a worker."""
 
 _WITHOUT_ROOM = (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)
+NOT_STARTED = WorkerInfo("", "", 0, 0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class WorkerHandle:
         worker: WorkerId,
         actor: ray.actor.ActorHandle,
         timeout: Timeout,
+        info: WorkerInfo = NOT_STARTED,
         cache: CacheView | None = None,
         run_dir: Path | None = None,
     ) -> None:
@@ -88,9 +90,7 @@ class WorkerHandle:
         `run_dir`: the run folder, where the worker records calls of user functions.
         """
         self.id = worker
-        self.actor, self.timeout, self.cache, self._run_dir = actor, timeout, cache, run_dir
-        self.info = WorkerInfo("", "", 0, 0, ())
-        """Empty until the worker has started."""
+        self.actor, self.timeout, self.info, self.cache, self._run_dir = actor, timeout, info, cache, run_dir
         self.last_heard = float("-inf")
         """Time, by the loop's clock, of the last heartbeat or the last end of a task."""
 
