@@ -166,7 +166,17 @@ SYNTAX = NotHere("shows the form of a call")
 SETUP = NotHere("sets up or tests the repository that this test is a part of")
 NOT_HERE: dict[str, NotHere] = {
     **dict.fromkeys(
-        ("make demo", "make docs", "make test", "make setup", "make vllm", "make lint", "make format"), SETUP
+        (
+            "make demo",
+            "make docs",
+            "make test",
+            "make setup",
+            "make vllm",
+            "make sglang-next",
+            "make lint",
+            "make format",
+        ),
+        SETUP,
     ),
     "dagrl templates grpo": NotHere("tests/cli/test_init.py prints templates"),
     "dagrl data gsm8k --local_dir data/gsm8k": NotHere("tests/test_wheel.py calls it"),
