@@ -59,12 +59,12 @@ def expected(smollm2: Path, solutions: "Batch") -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "parallel", "budget"),
+    ("ranks", "parallel", "rows"),
     [
-        pytest.param(1, {}, 1536, id="packed"),
-        # Nine heads and three key heads.
-        pytest.param(3, {"tensor_model_parallel_size": 3}, 1536, id="tp3"),
-        pytest.param(2, {"pipeline_model_parallel_size": 2}, 1536, id="pp2"),
+        pytest.param(1, {}, 15, id="packed"),
+        # Nine heads and three key heads. Several micro-batches, too.
+        pytest.param(3, {"tensor_model_parallel_size": 3}, 8, id="tp3"),
+        pytest.param(2, {"pipeline_model_parallel_size": 2}, 8, id="pp2"),
     ],
 )
 def test_logprobs_are_those_of_transformers(
@@ -74,18 +74,19 @@ def test_logprobs_are_those_of_transformers(
     expected: np.ndarray,
     ranks: int,
     parallel: dict[str, int],
-    budget: int,
+    rows: int,
 ) -> None:
     from dagrl.config.schema import ModelSpec
 
     def on_rank(engine: Any) -> np.ndarray:
-        column = engine.logprobs(solutions, temperature=1.0, tokens_per_micro_batch=budget)
-        return np.concatenate([column[row] for row in range(len(solutions))])
+        column = engine.logprobs(solutions.take(np.arange(rows)), temperature=1.0, tokens_per_micro_batch=1536)
+        return np.concatenate([column[row] for row in range(rows)])
 
     model = ModelSpec.model_validate({"path": str(smollm2)})
     answers = run_engine(ranks, on_rank, model=model, parallel=parallel, trainable=False)
     for found in answers:
-        assert np.abs(found - expected).max() <= BOUND
+        assert len(found) > 1000
+        assert np.abs(found - expected[: len(found)]).max() <= BOUND
 
 
 def test_it_comes_back_from_megatrons_format_to_the_bit(smollm2: Path, tmp_path: Path) -> None:
