@@ -17,6 +17,11 @@ GEMMA = (
     "model.init={model_type: gemma2, hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2, "
     "intermediate_size: 96, num_hidden_layers: 2, head_dim: 16}"
 )
+GATED_DELTA = (
+    "model.init={model_type: qwen3_5_text, hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2, "
+    "intermediate_size: 96, num_hidden_layers: 2, head_dim: 16, linear_num_key_heads: 2, linear_num_value_heads: 4, "
+    "linear_key_head_dim: 8, linear_value_head_dim: 8}"
+)
 
 
 def test_groups_stay_whole_for_the_engine_and_its_frozen_copy(project):
@@ -33,6 +38,7 @@ def test_groups_stay_whole_for_the_engine_and_its_frozen_copy(project):
     ("overrides", "message"),
     [
         ([GEMMA, SHARING], "models of type gemma2 have attention that does not share prefixes; remove it"),
+        ([GATED_DELTA, SHARING], "models of type qwen3_5_text have attention that does not share prefixes; remove it"),
         (
             [MIXTURE, SGLANG, SHARING, "engines.actor.router_replay=true"],
             "router_replay sends the tokens of each row where its own routes say; remove one of the two",

@@ -58,6 +58,8 @@ class Family:
     heads_divide_hidden: ClassVar[bool] = False
     """Whether transformers demands it, whatever the head_dim."""
 
+    shares_prefixes: ClassVar[bool] = True
+    """Whether the keys and values of a prompt are all that the rows behind it need."""
     has_vision: ClassVar[bool] = False
 
     # -- what the Megatron backend computes as Hugging Face does

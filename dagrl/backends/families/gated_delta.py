@@ -19,6 +19,7 @@ class GatedDeltaFamily(Family):
     """Gated delta nets, and gated attention in one layer of four."""
 
     zero_centred_norms = True
+    shares_prefixes = False
     rotates_parts = True
     layer_kinds = ("full_attention", _LINEAR)
     rope_kinds: ClassVar[tuple[str, ...]] = ("default",)

@@ -32,6 +32,8 @@ class ModelSizes:
     heads: Size | None = None
     key_value_heads: Size | None = None
     """Heads of keys and values; None for latent attention, too."""
+    linear_heads: Size | None = None
+    """Heads of keys of gated delta nets."""
     dense_width: Size | None = None
     """Width of the layers without experts, if the model is known to have any."""
     expert_width: Size | None = None
@@ -77,6 +79,7 @@ def sizes_of(config: HfConfig | None) -> ModelSizes:
         layers=size("num_hidden_layers"),
         heads=size("num_attention_heads"),
         key_value_heads=None if latent else size("num_key_value_heads"),
+        linear_heads=size("linear_num_key_heads"),
         dense_width=size("intermediate_size") if not mixture or not all(mixture_layers) else None,
         expert_width=width if mixture is not False else None,
         shared_width=size("shared_expert_intermediate_size") or shared_width,

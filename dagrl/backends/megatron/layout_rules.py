@@ -34,6 +34,7 @@ def check_layout(check: EngineCheck[MegatronEngineSpec]) -> None:
     _check_experts(check)
     _check_sequence(check)
     _check_widths(check)
+    _check_linear_heads(check)
     # Last, as a size that does not fit the model need not fit the ranks.
     _check_ranks(check)
 
@@ -107,6 +108,14 @@ def _check_widths(check: EngineCheck[MegatronEngineSpec]) -> None:
         able = [ranks for ranks in range(1, min(most, 64) + 1) if all(shares(ranks, size) for size in widths)]
         message = f"{tensor} does not divide the model's {named}; choose from: {', '.join(map(str, able))}"
         report(check, f"parallel.{_TP}", message, ("model",))
+
+
+def _check_linear_heads(check: EngineCheck[MegatronEngineSpec]) -> None:
+    """Report heads of gated delta nets that tensor- and context-parallel ranks do not share evenly."""
+    sizes, heads = check.engine.parallel, check.sizes.linear_heads
+    if heads is not None and heads.value % (ranks := sizes.tp * sizes.cp):
+        remedy = f"choose {_TP} and {_CP} whose product divides it"
+        _undivided(check, _first_above_1(sizes, _TP, _CP), f"{ranks} ranks do", heads, remedy)
 
 
 def _undivided(check: EngineCheck[MegatronEngineSpec], field: str, parts: str, size: Size, remedy: str) -> None:

@@ -156,7 +156,7 @@ def _obstacle(engine: MegatronEngineSpec, sizes: ModelSizes, place: Place) -> tu
     if engine.frozen_copy_of is not None:
         message = f"the model of `{engine.frozen_copy_of}` computes it; set it there, and remove it here"
         return message, ("engines", engine.frozen_copy_of)
-    if sizes.traits.bridged:
+    if sizes.traits.bridged or not sizes.traits.shares_prefixes:
         return removal(f"models of type {sizes.family} have attention that does not share prefixes"), ("model",)
     if sizes.has_vision:
         return removal("positions among images are three-dimensional, and not shared"), ("model",)

@@ -7,6 +7,10 @@ TP, PP, VPP = (f"{which}_model_parallel_size" for which in ("tensor", "pipeline"
 EP, ETP, CP = "expert_model_parallel_size", "expert_tensor_parallel_size", "context_parallel_size"
 DENSE = "num_hidden_layers: 12"
 DEEPSEEK = {"model_type": "deepseek_v3", "n_routed_experts": 8, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4}
+LINEAR = (
+    "num_hidden_layers: 12, linear_num_key_heads: 2, linear_num_value_heads: 4, linear_key_head_dim: 8, "
+    "linear_value_head_dim: 8"
+)
 MIXTURE = "num_hidden_layers: 12, num_experts: 6, num_experts_per_tok: 2, moe_intermediate_size: 12"
 
 
@@ -15,7 +19,7 @@ def laid_out(project):
     """``laid_out(parallel, model, gpus=8, further="")``: the pipeline with the actor in that layout on so many GPUs."""
 
     def write(parallel: str, model: str = DENSE, gpus: int = 8, further: str = ""):
-        family = "qwen3_moe" if "experts" in model else "qwen3"
+        family = "qwen3_moe" if "experts" in model else "qwen3_5_text" if "linear" in model else "qwen3"
         return project.pipeline(
             ("model_type: qwen3, hidden_size: 64", f"model_type: {family}, hidden_size: 64, {model}"),
             ("num_attention_heads: 4, num_key_value_heads: 2", "num_attention_heads: 8, num_key_value_heads: 4"),
@@ -48,6 +52,12 @@ CASES = {
         MIXTURE,
         EP,
         "one set of experts takes 4 ranks, which do not divide the 2 of a pipeline stage",
+    ),
+    "gated delta nets": (
+        f"{CP}: 4",
+        LINEAR,
+        CP,
+        f"4 ranks do not divide the model's linear_num_key_heads, 2; choose {TP} and {CP} whose product divides it",
     ),
     "no experts": (f"{EP}: 2", DENSE, EP, "the model has no experts to share; leave it at 1"),
     "no experts to split": (f"{ETP}: 2", DENSE, ETP, "the model has no experts to share; leave it at 1"),
