@@ -220,7 +220,7 @@ def _row_problems(file: SampledFile, folder: Path, wanted: _Wanted, share: float
     columns = CheckedColumns(spec, not chats, wanted.responses, bool(readers), alone, wanted.images, folder)
     found = row_faults(file, columns, share)
     problems, warnings = [], []
-    for what in found.faults:
+    for what in dict.fromkeys([*found.faults, *found.behind]):
         if what.kind == "empty response":
             if found.everywhere(what):
                 message = f"has {what.text} in each of its first {found.scanned} rows"

@@ -1,6 +1,7 @@
 """Rows of a prompt file that a run cannot use: prompts, responses and reference answers that are null or empty.
 
-Only the first rows are read, up to `SCANNED_ROWS` and `SCANNED_BYTES`.
+The first rows are read, up to `SCANNED_ROWS` and `SCANNED_BYTES`. In the rows after them only nulls are found, with the
+file's statistics.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dagrl.config.schema import SourceSpec
 from dagrl.data.sources.fields import prompt_of
@@ -16,6 +17,9 @@ from dagrl.model_files.chats import chat_of, fields_beside_content, no_chat
 from dagrl.model_files.images import MARKER, check_proportions, open_image
 from dagrl.model_files.nested_columns import value_at
 from dagrl.validation.sampled_files import Row, SampledFile
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 SCANNED_ROWS = 20_000
 SCANNED_BYTES = 16 << 20
@@ -61,13 +65,18 @@ class RowFaults:
     """The number of rows that were read."""
     faults: dict[Flaw, list[int]] = field(default_factory=dict)
     """The rows, or lines, with each fault."""
+    behind: dict[Flaw, tuple[int, int]] = field(default_factory=dict)
+    """The first and the last row between which statistics tell of a fault, behind the rows that were read."""
 
     def everywhere(self, what: Flaw) -> bool:
         """Whether all scanned rows have a fault."""
-        return len(self.faults[what]) == self.scanned
+        return len(self.faults.get(what, ())) == self.scanned
 
     def sentence(self, what: Flaw) -> str:
         """The rows with a fault, as the predicate of a sentence about the file."""
+        if what not in self.faults:
+            start, end = self.behind[what]
+            return f"has {what.text} between row {start} and row {end} (the first is 0)"
         first, *others = self.faults[what]
         more = f", and {len(others)} more like it" if others else ""
         where = f"line {first}" if self.in_lines else f"row {first} (the first is 0)"
@@ -95,7 +104,39 @@ def row_faults(file: SampledFile, columns: CheckedColumns, share: float = 1.0) -
         size += batch.size
         if found.scanned >= SCANNED_ROWS * share or size > SCANNED_BYTES * share:
             break
+    if file.parquet is not None:
+        found.behind = _nulls_behind(file.parquet, columns, found.scanned)
     return found
+
+
+def _nulls_behind(file: pq.ParquetFile, columns: CheckedColumns, scanned: int) -> dict[Flaw, tuple[int, int]]:
+    """Return the flaws of nulls in groups of rows that were not read, each with the first such group's rows."""
+    flaws: dict[Flaw, tuple[int, int]] = {}
+    metadata, start = file.metadata, 0
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    # A message of calls has no content.
+    required = ("role",) if any("tool_calls" in path.split(".") for path in paths) else ("role", "content")
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        end = start + group.num_rows
+        # The nulls of a group that was read in part may be in that part.
+        for index in range(group.num_columns) if scanned <= start else ():
+            chunk = group.column(index)
+            nulls = chunk.statistics.null_count if chunk.statistics and chunk.statistics.has_null_count else 0
+            if nulls and (flaw := _null_in(chunk.path_in_schema, columns, required)):
+                flaws.setdefault(flaw, (start, end - 1))
+        start = end
+    return flaws
+
+
+def _null_in(path: str, columns: CheckedColumns, required: tuple[str, ...]) -> Flaw | None:
+    """Return the flaw of a null in a leaf of the file's schema; None if a null is allowed there."""
+    name, *fields = path.split(".")
+    if columns.answers and path == columns.spec.answer_key:
+        return _no_answer(columns.spec)
+    if columns.prompt and name == columns.spec.prompt_key and (not fields or fields[-1] in required):
+        return Flaw("a prompt, or a message of one, that is null" if fields else "a prompt of null")
+    return Flaw(f"a response of null in `{path}`") if path in columns.responses else None
 
 
 def _faults_of(row: Row, columns: CheckedColumns, *, decode: bool) -> Iterator[Flaw]:
@@ -137,11 +178,15 @@ def _faults_of_values(row: Row, columns: CheckedColumns, *, decode: bool) -> Ite
     if columns.answers:
         answer = value_at(row, spec.answer_key)
         if answer is None or answer != answer:  # NaN
-            yield Flaw(f"a reference answer of null ({spec.answer_key})", "no answer")
+            yield _no_answer(spec)
         elif isinstance(answer, bytes) and not _is_text(answer):
             yield Flaw(f"a reference answer of bytes that are no text in UTF-8 ({spec.answer_key})")
         elif isinstance(answer, str | bytes) and not answer.strip():
             yield Flaw(f"an empty reference answer ({spec.answer_key})", "blank answer")
+
+
+def _no_answer(spec: SourceSpec) -> Flaw:
+    return Flaw(f"a reference answer of null ({spec.answer_key})", "no answer")
 
 
 def _empty_response(column: str) -> Flaw:

@@ -44,7 +44,7 @@ def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = T
         if config:
             check_family(pipeline, engines, model.source, config, findings)
             if engines:
-                check_scale(pipeline, engines[0], model.source, findings)
+                check_scale(pipeline, engines, model.source, findings)
         found |= dict.fromkeys(engines, sizes_of(config))
     return found
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from dagrl.backends.families.config_fields import wrong_values
 from dagrl.backends.families.registry import UNKNOWN, find_family, model_shape, unknown_family
+from dagrl.backends.planning.gpus import GPUS, gpu_named
 from dagrl.backends.registry import backend_of
+from dagrl.config.capability import Capability
 from dagrl.config.errors import Place, nearest, removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import Pipeline
@@ -82,16 +84,46 @@ def check_family(
         findings.warning(_place_of(section, field), message, "unsupported-model")
 
 
-def check_scale(pipeline: Pipeline, engine: str, section: Place, findings: Findings) -> None:
-    """Report a model of more parameters than can be planned. `dagrl plan` tells which models fit on a group."""
+def check_scale(pipeline: Pipeline, engines: Sequence[str], section: Place, findings: Findings) -> None:
+    """Report a model of more parameters than can be, or than the groups of its `engines` have memory for.
+
+    Only the weights count, without gradients, optimizer and activations: `dagrl plan` counts all.
+    """
     try:
-        parameters = model_shape(pipeline.model_of(engine)).parameters
+        parameters = model_shape(pipeline.model_of(engines[0])).parameters
     except ValueError:
         return  # An unknown family, or a file that cannot be read.
     if parameters > _MOST_PARAMETERS:
         remedy = "lower hidden_size, num_hidden_layers or its other sizes" if section[-1] == "init" else "copy it again"
         message = f"this model has {parameters:.2g} parameters, more than any machine can train; {remedy}"
         findings.error(section, message, "model-too-large")
+        return
+    for engine in engines:
+        if lack := _lack_of_memory(pipeline, engine, parameters):
+            message = f"this model has {parameters:.3g} parameters, and {lack}; add GPUs, or take a smaller model"
+            findings.error(section, message, "model-too-large", depends_on=[("groups",), ("engines", engine)])
+            return
+
+
+def _lack_of_memory(pipeline: Pipeline, name: str, parameters: int) -> str | None:
+    """Return what the GPUs of an engine's group lack for the weights; None if they fit, or may fit."""
+    engine = pipeline.engines[name]
+    home = pipeline.engines.get(engine.frozen_copy_of or "", engine)
+    group = pipeline.groups.get(home.group or "")
+    if group is None or group.is_cpu or not group.ranks:
+        return None
+    try:
+        gpu = gpu_named(group.gpu) if group.gpu else max(GPUS, key=lambda gpu: gpu.memory_bytes)
+    except ValueError:
+        return None
+    # Generators may hold weights in 4 bits; trainers hold them in bfloat16.
+    trains = Capability.TRAIN in engine.capabilities
+    needed = parameters * (2.0 if trains else 0.5)
+    gpus = group.ranks if engine.replicas_are_servers or trains else 1
+    if needed <= gpus * gpu.memory_bytes:
+        return None
+    held = f"{gpus} x {gpu.memory_gib:,.0f} GiB of group `{home.group}` ({gpu.name})"
+    return f"its weights alone take {needed / 2**30:,.0f} GiB, more than the {held}"
 
 
 def _place_of(section: Place, field: str) -> Place:

@@ -387,6 +387,28 @@ def test_validation_files_are_looked_at_too_whatever_is_drawn_of_them(project, r
     project.only_problem(path, "data.val_prompts=1")
 
 
+def test_behind_the_scanned_rows_statistics_tell_of_nulls(project, row, monkeypatch):
+    monkeypatch.setattr(data_rows, "SCANNED_BYTES", 100)
+    monkeypatch.setattr(sampled_files, "_BATCH_BYTES", 1)
+    values = ["1+1="] * 40
+    values[33] = None
+    table = pa.Table.from_pylist(rows_of([{"prompt": value} for value in values], row))
+    path = project.folder / "train.parquet"
+    pq.write_table(table, path, row_group_size=10)
+    assert "has a prompt of null between row 30 and row 39 (the first is 0); a run" in the_problem(
+        project, project.pipeline()
+    )
+    pq.write_table(table, path, row_group_size=10, write_statistics=False)
+    check_file(project.pipeline())
+    nulls = [{"prompt": GOOD, "reward_model": {"ground_truth": None if number == 25 else "2"}} for number in range(40)]
+    pq.write_table(pa.Table.from_pylist(rows_of(nulls, row)), path, row_group_size=10)
+    assert "between row 20 and row 29" in the_problem(project, project.pipeline())
+    pq.write_table(
+        pa.Table.from_pylist(rows_of([{"prompt": GOOD}] * 35 + [{"prompt": []}] * 5, row)), path, row_group_size=10
+    )
+    assert "a prompt, or a message of one, that is null between row 30" in the_problem(project, project.pipeline())
+
+
 def test_files_without_faults_are_read_without_pandas(project):
     """It takes half a second to import, and Arrow does so for some of its functions."""
     rows = [{"prompt": GOOD, "reward_model": {"ground_truth": "2"}, "a": ANSWERED, "b": ANSWERED}] * 9

@@ -229,6 +229,16 @@ LARGE = {
         "{cpus_per_node: 2}",
         "this model has 1.7e+16 parameters, more than any machine can train; lower hidden_size",
     ),
+    "one declared GPU": (
+        {"hidden_size": 16384, "num_hidden_layers": 126, "intermediate_size": 53248},
+        "{gpus_per_node: 1, gpu: H100}",
+        "GiB, more than the 1 x 79 GiB of group `train` (H100); add GPUs, or take a smaller model",
+    ),
+    "any GPU": (
+        {"hidden_size": 16384, "num_hidden_layers": 126, "intermediate_size": 53248},
+        "{gpus_per_node: 1}",
+        "GiB, more than the 1 x 277 GiB of group `train` (GB300); add GPUs",
+    ),
 }
 
 
