@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.steps.prompt_feed import PromptFeed
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
@@ -30,7 +31,7 @@ def test_a_sampler_that_fails_ends_the_run_with_its_name(lab, tmp_path: Path) ->
     pipeline = lab.tiny_pipeline()
     pipeline["data"] |= {"train": {"many": "train.parquet"}, "order": {"sampler": "mine:Doubles", "args": {"after": 2}}}
     (tmp_path / "mine.py").write_text(DOUBLES)
-    feed = PromptFeed(prepare(lab.write_pipeline(tmp_path, pipeline)), {}, (), 0)
+    feed = PromptFeed(prepare(lab.write_pipeline(tmp_path, pipeline)), RunState(0, ""))
 
     def take(step: int) -> list[int]:
         return asyncio.run(feed.take(Run(step, "prompts", ()), 4, StepRecord(step)))
