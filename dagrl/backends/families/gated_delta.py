@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
 from dagrl.backends.families.base import Family
-from dagrl.backends.families.config_fields import COMMON_RANGES, COUNT, HEADS, ConfigFields, MegatronFields
+from dagrl.backends.families.config_fields import (
+    COMMON_RANGES,
+    COUNT,
+    HEADS,
+    ConfigFields,
+    HfConfig,
+    MegatronFields,
+    is_size,
+)
 from dagrl.backends.families.parts import Attention, LinearAttention
 from dagrl.backends.families.shape import ModelShape
 
@@ -31,6 +40,12 @@ class GatedDeltaFamily(Family):
         others = ".linear_attn." in name or ".visual." in name
         return super().is_zero_centred(name) and not others
 
+    def conflicts(self, config: HfConfig) -> Iterator[str]:
+        yield from super().conflicts(config)
+        keys, values = config.get("linear_num_key_heads"), config.get("linear_num_value_heads")
+        if is_size(keys) and is_size(values) and values % keys:
+            yield f"linear_num_key_heads {keys} does not divide linear_num_value_heads {values}; choose a divisor"
+
     def attention(self, config: ConfigFields) -> Attention:
         return self.grouped_query_attention(config, qk_norm=True, gated=True)
 
@@ -52,8 +67,12 @@ class GatedDeltaFamily(Family):
         return {**super().transformer_fields(config), "layernorm_zero_centered_gamma": True, **linear}
 
     def rope_arguments(self, config: ConfigFields) -> MegatronFields:
-        part = config["rope_parameters"].get("partial_rotary_factor", 1.0)
-        return {**super().rope_arguments(config), "rotary_percent": part}
+        return {**super().rope_arguments(config), **rotated_part(config)}
+
+
+def rotated_part(config: ConfigFields) -> MegatronFields:
+    """Return Megatron's field with the part of each head that is rotated."""
+    return {"rotary_percent": config["rope_parameters"].get("partial_rotary_factor", 1.0)}
 
 
 def _linear_layers(config: ConfigFields) -> tuple[bool, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dagrl.backends.families.config_fields import ConfigFields
-from dagrl.backends.families.gated_delta import LINEAR_RANGES, LINEAR_SIZES, GatedDeltaFamily
+from dagrl.backends.families.config_fields import ConfigFields, MegatronFields
+from dagrl.backends.families.gated_delta import LINEAR_RANGES, LINEAR_SIZES, GatedDeltaFamily, rotated_part
 from dagrl.backends.families.qwen2_moe import Qwen2Moe
 
 
@@ -21,6 +21,10 @@ class Qwen3Next(GatedDeltaFamily, Qwen2Moe):
     required = {"attention_bias": (False,), "mlp_only_layers": ([],), "decoder_sparse_step": (1,)}
     sizes = (*Qwen2Moe.sizes, *LINEAR_SIZES)
     ranges = {**Qwen2Moe.ranges, **LINEAR_RANGES}
+
+    def transformer_fields(self, config: ConfigFields) -> MegatronFields:
+        # megatron-bridge reads it where older files have it.
+        return {**super().transformer_fields(config), **rotated_part(config)}
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
         yield from super().unsupported(config)

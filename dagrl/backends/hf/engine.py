@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import batched
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,9 +30,6 @@ from dagrl.model_files.library_model import auto_class, load_hf_config, model_im
 from dagrl.model_files.tensor_names import check_names
 from dagrl.model_files.tokenizer import load_tokenizer
 from dagrl.weight_sync.manifest import Bucket
-
-if TYPE_CHECKING:
-    pass
 
 
 class HfEngine:

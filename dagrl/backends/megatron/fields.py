@@ -32,6 +32,7 @@ _MODEL = """
     activation_func_clamp_value apply_residual_connection_post_layernorm attention_output_gate
     rotary_interleaved no_rope_freq mrope_section softmax_scale softmax_type
     window_size window_attn_skip_freq experimental_attention_variant linear_attention_freq
+    linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim
     multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
     rope_type rotary_base rotary_percent rotary_scaling_factor original_max_position_embeddings
     beta_fast beta_slow mscale mscale_all_dim mtp_num_layers mla_down_proj_fusion

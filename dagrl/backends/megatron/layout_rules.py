@@ -53,8 +53,8 @@ def _check_sequence(check: EngineCheck[MegatronEngineSpec]) -> None:
     if sizes.sequence_parallel and sizes.tp == 1:
         message = "splits along the sequence what tensor-parallel ranks hold"
         report(check, "parallel.sequence_parallel", f"{message}; set {_TP} above 1, or this to false")
-    if not sizes.sequence_parallel and sizes.tp > 1 and (model.mixture or model.latent_attention):
-        kind = "experts" if model.mixture else "latent attention"
+    if not sizes.sequence_parallel and sizes.tp > 1 and (model.mixture or model.latent_attention or model.linear_heads):
+        kind = "experts" if model.mixture else "latent attention" if model.latent_attention else "gated delta nets"
         message = f"Megatron shares a model with {kind} out over tensor-parallel ranks only if this is true"
         report(check, "parallel.sequence_parallel", f"{message}; set it to true", ("model",), f"parallel.{_TP}")
 

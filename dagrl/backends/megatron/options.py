@@ -113,6 +113,10 @@ def _check_bridge(check: EngineCheck[MegatronEngineSpec]) -> None:
 
 
 def _check_start(check: EngineCheck[MegatronEngineSpec], folder: Path) -> None:
+    if check.sizes.linear_heads and not check.sizes.traits.bridged:
+        # megatron-bridge centres the norm behind a gated delta net on zero, as Hugging Face does not.
+        message = "Megatron folders of models with gated delta nets differ between programs; remove it, and start from "
+        report(check, "dist_checkpointing_path", f"{message}the Hugging Face folder", ("model",))
     try:
         folder = newest_checkpoint(folder)
         check_folder(folder)

@@ -59,6 +59,12 @@ CASES = {
         CP,
         f"4 ranks do not divide the model's linear_num_key_heads, 2; choose {TP} and {CP} whose product divides it",
     ),
+    "gated delta nets without sequence parallel": (
+        f"{TP}: 2",
+        LINEAR,
+        "sequence_parallel",
+        "Megatron shares a model with gated delta nets out over tensor-parallel ranks only if this is true; set it",
+    ),
     "no experts": (f"{EP}: 2", DENSE, EP, "the model has no experts to share; leave it at 1"),
     "no experts to split": (f"{ETP}: 2", DENSE, ETP, "the model has no experts to share; leave it at 1"),
     "number of experts": (f"{EP}: 4", MIXTURE, EP, "4 does not divide the model's num_experts, 6"),

@@ -163,7 +163,7 @@ def parallels(shape: ModelShape, group: GroupSpec, longest: int, rows: int) -> I
     """Yield the parallel sizes for rows of up to `longest` tokens, with `rows` of them in an optimizer step."""
     in_machine = min(group.gpus_per_node, _MOST_RANKS)
     for tensor, context in product(powers_of_two(in_machine), powers_of_two(_MOST_RANKS)):
-        if not _divides_widths(shape, tensor) or context * _TOKENS_OF_CONTEXT_RANK > max(longest, 8192):
+        if not _divides_widths(shape, tensor, context) or context * _TOKENS_OF_CONTEXT_RANK > max(longest, 8192):
             continue
         for stages in range(1, shape.layers + 1):
             model_ranks = tensor * context * stages
@@ -189,8 +189,10 @@ def _budgets(parallel: ParallelSpec, longest: int) -> list[int]:
     return [budget for budget in _BUDGETS if budget >= padded] or [padded]
 
 
-def _divides_widths(shape: ModelShape, tensor: int) -> bool:
-    """Whether `tensor` ranks divide every matrix; `dagrl.backends.megatron.layout_rules` checks the same."""
+def _divides_widths(shape: ModelShape, tensor: int, context: int) -> bool:
+    """Whether the ranks divide every matrix; `dagrl.backends.megatron.layout_rules` checks the same."""
+    if shape.linear and shape.linear.key_heads % (tensor * context):
+        return False
     widths = [shape.heads]
     if not all(shape.is_mixture(layer) for layer in shape.positions):
         widths.append(shape.dense_width)

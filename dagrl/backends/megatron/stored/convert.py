@@ -45,8 +45,6 @@ class _Place:
     key: str
     index: tuple[int, ...]
     shape: tuple[int, ...]
-    start: int = 0
-    """The first row."""
 
 
 def _places_of(mapped: MappedTensor, *, stacked: bool) -> list[_Place]:
@@ -64,10 +62,7 @@ def _places_of(mapped: MappedTensor, *, stacked: bool) -> list[_Place]:
     shape = mapped.map.shard_shape(mapped.shapes, 1)
     if not isinstance(mapped.map, Sections):
         return [_Place(key, index, shape)]
-    places: list[_Place] = []
-    for name, rows in mapped.map.sections.items():
-        places.append(_Place(f"{key}.{name}", index, (rows, *shape[1:]), sum(place.shape[0] for place in places)))
-    return places
+    return [_Place(f"{key}.{name}", index, (rows, *shape[1:])) for name, rows in mapped.map.sections.items()]
 
 
 class _Stored:
@@ -167,19 +162,21 @@ def write_megatron(source: WeightSource, hf_config: PretrainedConfig, padded_row
     The embedding is padded to `padded_rows` rows. ValueError if the weights are not those of `hf_config`.
     """
     shape = _shape_of(hf_config)
+    if shape.linear_layers:
+        raise ValueError(_unwritten(hf_config))
     pairs = list(model_tensors(shape, padded_rows))
     _check_source(pairs, hf_config, source)
-    # Megatron's own rule: a list of kinds of layers means that they are not alike.
-    stacked = not shape.linear_layers and (shape.experts is None or all(shape.mixture_layers))
+    # Megatron's own rule: a list of dense and mixture layers means that they are not alike.
+    stacked = shape.experts is None or all(shape.mixture_layers)
     by_key: dict[str, dict[tuple[int, ...], tuple[MappedTensor, _Place]]] = {}
     for mapped in pairs:
-        for place in _places_of(mapped, stacked=stacked):
-            by_key.setdefault(place.key, {})[place.index] = mapped, place
+        (place,) = _places_of(mapped, stacked=stacked)
+        by_key.setdefault(place.key, {})[place.index] = mapped, place
     content = {}
     for key, parts in by_key.items():
         axes = tuple(number + 1 for number in max(parts))
         some, somewhere = next(iter(parts.values()))
-        makers = {index: partial(_rows, mapped, place, source) for index, (mapped, place) in parts.items()}
+        makers = {index: partial(_parameter, mapped, source) for index, (mapped, _) in parts.items()}
         content[key] = TensorToWrite((*axes, *somewhere.shape), source.get(some.hf[0]).dtype, makers)
     release = folder / _RELEASE
     release.mkdir()
@@ -187,20 +184,20 @@ def write_megatron(source: WeightSource, hf_config: PretrainedConfig, padded_row
     (folder / LATEST).write_text(_RELEASE)
 
 
+def _unwritten(hf_config: PretrainedConfig) -> str:
+    fact = f"models of type {hf_config.model_type} are not written in Megatron's format"
+    return f"{fact}; engines read the Hugging Face folder itself"
+
+
 def _shape_of(hf_config: PretrainedConfig) -> ModelShape:
     family, fields = buildable(hf_config.to_dict())
     if not family.has_tables:
-        raise ValueError(
-            f"models of type {hf_config.model_type} are not written in Megatron's format; engines read the "
-            "Hugging Face folder itself"
-        )
+        raise ValueError(_unwritten(hf_config))
     return family.shape(fields)
 
 
-def _rows(mapped: MappedTensor, place: _Place, source: WeightSource) -> torch.Tensor:
-    """Return the rows of a parameter that are stored at `place`."""
-    whole = mapped.map.shard([source.get(name) for name in mapped.hf], 0, 1)
-    return whole.narrow(0, place.start, place.shape[0])
+def _parameter(mapped: MappedTensor, source: WeightSource) -> torch.Tensor:
+    return mapped.map.shard([source.get(name) for name in mapped.hf], 0, 1)
 
 
 def _check_source(pairs: Sequence[MappedTensor], hf_config: PretrainedConfig, source: WeightSource) -> None:

@@ -47,6 +47,10 @@ def test_every_family_comes_back_to_the_bit(hf_model: Any, tmp_path: Path) -> No
         folder = tmp_path / str(dtype)
         folder.mkdir()
         weights = weights_of(hf_model, dtype)
+        if hf_model.config.model_type == "qwen3_5_text":
+            with pytest.raises(ValueError, match="engines read the Hugging Face folder itself"):
+                write_megatron(weights, hf_model.config, 64, folder)
+            continue
         write_megatron(weights, hf_model.config, 64, folder)
         assert same(dict(StoredModel(folder, hf_model.config).tensors()), weights)
 
