@@ -27,6 +27,8 @@ def check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, findings
     if node.deviation == "batch" and node.estimator in ("gigpo", "gdpo", "grpo_passk"):
         message = f"`{node.estimator}` compares within groups; set it to true or false"
         findings.error((*place, "normalize_by_std"), message, "option-without-effect")
+    if node.estimator == "opmd" and node.baseline == "mean" and "tau" in node.model_fields_set:
+        findings.superfluous((*place, "tau"), "a mean has no temperature", "set `baseline: logavgexp`")
     for option in _PENALTIES:
         if node.estimator in _OF_PLAIN_REWARDS and getattr(node, option) is not None:
             message = f"{_OF_PLAIN_REWARDS[node.estimator]} with `estimator: {node.estimator}`"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from dagrl.backends.families.sizes import ModelSizes
 from dagrl.backends.serving.section import ServerSpec
@@ -47,7 +48,15 @@ def _check_endpoint(place: Place, node: EndpointNode, address: str, findings: Fi
     where: Place = (*place, "endpoint")
     if not node.model:
         findings.error(where, "the endpoint's model is not named; add `model: NAME`", f"{node.op}-model")
-    if "@" in address or "?" in address:
+    try:
+        parts = urlsplit(address)
+        if not parts.hostname:
+            raise ValueError("it has no host")
+    except ValueError as error:
+        message = f"is no valid address: {error}; write for example http://host:8000/v1"
+        findings.error(where, message, "invalid-address")
+        return
+    if "@" in parts.netloc or parts.query:
         message = "the address contains a secret, which the run folder would show; use api_key_env"
         findings.error(where, message, "secret-in-address")
     if node.api_key_env and not os.environ.get(node.api_key_env):

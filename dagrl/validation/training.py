@@ -81,6 +81,8 @@ def check_training_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings
         match node:
             case AdvantageNode():
                 check_advantage_in_graph(name, node, graph, findings)
+            case CriticNode():
+                _check_own_values(name, node, graph, findings)
             case UpdateNode(rollout_correction=RolloutCorrectionSpec() as correction):
                 _check_old(pipeline, name, node, correction, graph, findings)
             case RolloutNode():
@@ -104,6 +106,19 @@ def _check_policy_of_old(pipeline: Pipeline, graph: Graph, findings: Findings) -
             message += "they are another model's; write `teacher_logprob` or `ref_logprob` if they are meant for that"
             key = "engine" if source.spec.engine else "endpoint"
             findings.warning(("nodes", source.name, key), message, "old-of-another-model")
+
+
+def _check_own_values(name: str, node: CriticNode, graph: Graph, findings: Findings) -> None:
+    """Report a critic that is trained on the values of another one."""
+    writer = graph.nodes[name].inputs["value"].node
+    spec = graph.nodes[writer].spec
+    if isinstance(spec, ValuesNode) and spec.engine != node.engine:
+        specs = {other: graph_node.spec for other, graph_node in graph.nodes.items()}
+        values = [other for other, its in specs.items() if isinstance(its, ValuesNode) and its.engine == node.engine]
+        remedy = f"set `read: {{value: {values[0]}.value}}`" if values else "name one engine in both"
+        message = f"it trains `{node.engine}` on values of `{spec.engine}`; {remedy}"
+        depends: list[Place] = [("nodes", writer)]
+        findings.error(("nodes", name, "engine"), message, "values-of-another-critic", depends_on=depends)
 
 
 def _check_own(place: Place, node: AdvantageNode | CustomNode | UpdateNode, folder: Path, findings: Findings) -> None:
@@ -204,6 +219,8 @@ def _check_responses(pipeline: Pipeline, findings: Findings) -> None:
     if data.responses and data.max_response_tokens is None:
         message = "the length of responses is unbounded; add `max_response_tokens` under `data`"
         findings.error(_RESPONSES, message, "missing-max-response-tokens")
+    if doubled := next((name for name in data.responses if data.responses.count(name) > 1), None):
+        findings.error(_RESPONSES, f"`{doubled}` is named twice; remove one of them", "duplicate-column")
 
 
 def _check_pairs(pipeline: Pipeline, name: str, node: DpoNode, findings: Findings) -> None:

@@ -127,7 +127,7 @@ _NOT_WITH: tuple[tuple[type[Section], str, tuple[str, ...]], ...] = (
 def check_unused_options(pipeline: Pipeline, findings: Findings) -> None:
     """Report options that have no effect beside the others of their section."""
     for place, section in _sections((), pipeline):
-        given = {name for name in section.model_fields_set if getattr(section, name) is not None}
+        given = {name for name in section.model_fields_set if _says_something(section, name)}
         for kind, key, values in _ONLY_WITH_VALUE:
             if isinstance(section, kind):
                 _check_values(place, key, getattr(section, key), given & {*values, "args"}, values, findings)
@@ -139,6 +139,13 @@ def check_unused_options(pipeline: Pipeline, findings: Findings) -> None:
             unused = [option for option in options if option in given]
             if unused and isinstance(section, kind) and getattr(section, key):
                 findings.superfluous((*place, unused[0]), f"`{key}` takes the place of {listed(unused)}")
+
+
+def _says_something(section: Section, option: str) -> bool:
+    """Whether an option is set, to more than the default that switches it off."""
+    value = getattr(section, option)
+    default = type(section).model_fields[option].get_default(call_default_factory=True)
+    return value is not None and bool(value or value != default)
 
 
 def _check_values(

@@ -79,7 +79,7 @@ def half_way(originals, prepared, tmp_path: Path) -> Iterator[subprocess.Popen]:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         assert (out / ".unfinished" / "train.parquet").exists()
-        yield process
+        yield process, command
         process.kill()
         process.communicate()
 
@@ -88,7 +88,12 @@ def test_a_run_killed_while_writing_leaves_the_old_files_and_the_next_clears_up(
     half_way, originals, prepared, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    process = half_way
+    process, command = half_way
+    busy = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert busy.returncode == 2
+    assert (
+        busy.stderr == f"gsm8k.py: another run is writing to {out}; wait for its end, or choose another --local_dir\n"
+    )
     process.kill()
     process.wait()
     assert files(out) == [".unfinished", "report.json", "test.parquet", "train.parquet"]
@@ -102,7 +107,7 @@ def test_a_run_killed_while_writing_leaves_the_old_files_and_the_next_clears_up(
 
 def test_ctrl_c_leaves_the_old_files_and_nothing_else(half_way, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = half_way
+    process, _ = half_way
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=240)
     assert (process.returncode, said) == (130, "gsm8k.py: stopped; nothing was written\n")

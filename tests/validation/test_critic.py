@@ -219,3 +219,13 @@ def test_examples_of_the_docs_are_right(project):
     (project.folder / "p.yaml").rename(project.folder / "base.yaml")
     path = project.write("p.yaml", f"extends: base.yaml\n{ppo}")
     assert check_file(path).warnings == ()
+
+
+def test_values_of_another_critic_are_reported(project, ppo):
+    path = ppo(
+        (CRITIC, CRITIC + CRITIC.replace("critic:", "other:")),
+        ("learn: {op: critic, engine: critic", "learn: {op: critic, engine: other"),
+    )
+    problem = project.only_problem(path)
+    assert problem.place == "nodes.learn.engine"
+    assert problem.code == "values-of-another-critic"

@@ -34,7 +34,7 @@ CASES = {
         "option-without-effect",
     ),
     "a template for an endpoint": (
-        ENDPOINT + ", chat_template_kwargs: {}}",
+        ENDPOINT + ", chat_template_kwargs: {enable_thinking: false}}",
         "nodes.reward.chat_template_kwargs",
         "option-without-effect",
     ),

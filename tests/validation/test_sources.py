@@ -125,13 +125,16 @@ def test_a_source_is_named_by_its_key(project, folder):
     project.assert_problem(path, "data.train.second", "wrong-data-file")
 
 
-def test_the_rows_of_the_first_and_the_last_file_are_checked(project, row):
+def test_many_files_share_the_time_of_a_few(project, row, monkeypatch):
+    monkeypatch.setattr("dagrl.validation.data_rows.SCANNED_ROWS", 8)
+    monkeypatch.setattr("dagrl.validation.sampled_files._BATCH_ROWS", 1)
     (project.folder / "many").mkdir()
-    for number in range(9):
-        project.write_rows(f"many/{number}.parquet", [row, {**row, "prompt": "" if number == 5 else "1"}])
-    assert check_file(pipeline(project, "many")).rows == {"train": 18}
-    project.write_rows("many/8.parquet", [{**row, "prompt": ""}, row])
-    project.assert_problem(pipeline(project, "many"), "data.train", "8.parquet has an empty prompt in row 0")
+    for number in range(40):
+        project.write_rows(f"many/{number:02}.parquet", [row] * 3)
+    project.write_rows("many/17.parquet", [row, {**row, "prompt": ""}, row])
+    assert check_file(pipeline(project, "many")).rows == {"train": 120}
+    project.write_rows("many/17.parquet", [{**row, "prompt": ""}, row, row])
+    project.assert_problem(pipeline(project, "many"), "data.train", "17.parquet has an empty prompt in row 0")
 
 
 @pytest.mark.parametrize("change", ["reward_model", "data_source"])
@@ -147,7 +150,7 @@ def test_the_columns_of_each_of_many_files_are_checked(project, row, change):
         "reward_model": "has no column `reward_model.ground_truth`",
         "data_source": "has a data_source of type int64",
     }
-    project.assert_problem(pipeline(project, "many"), "data.train", f"07.parquet has {wanted[change]}")
+    project.assert_problem(pipeline(project, "many"), "data.train", f"07.parquet {wanted[change]}")
 
 
 def test_a_system_message_needs_a_chat_template(project, folder):

@@ -9,7 +9,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,7 +119,8 @@ def _fetch_from_hf(model: HubModel, patterns: Sequence[str]) -> Path:
     except LocalEntryNotFoundError:
         pass
     try:
-        return fetch(cached=False)
+        with _quiet() if patterns is _SMALL else nullcontext():
+            return fetch(cached=False)
     except GatedRepoError as error:
         message = f"`{model}` is gated; accept its terms at https://huggingface.co/{model.name}, and set HF_TOKEN"
         raise HubError(message) from error
@@ -132,6 +134,21 @@ def _fetch_from_hf(model: HubModel, patterns: Sequence[str]) -> Path:
         raise _UnreachableError(what) from error
     except OSError as error:
         raise HubError(f"cannot store `{model}`: {error}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Context without huggingface_hub's progress bars."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _fetch_from_modelscope(model: HubModel, patterns: Sequence[str]) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from dagrl.config.errors import bounded, counted
 from dagrl.data.prepare.dataset import DataSet, Drop, Record
 from dagrl.data.prepare.originals import HUBS, records
+from dagrl.data.prepare.output import all_or_nothing
 from dagrl.data.prompt_file import PromptRow, write_prompts
 
 
@@ -30,29 +30,6 @@ class SplitReport:
 
     def drops(self) -> str:
         return "".join(f"; dropped {rows:,}: {reason}" for reason, rows in self.dropped.items())
-
-
-@contextmanager
-def all_or_nothing(folder: Path) -> Iterator[Path]:
-    """A place inside `folder` to write files to; they are moved into it when the context ends without an error.
-
-    Nothing else in `folder` is touched. The next run removes what a killed one left. Raises ValueError if it cannot be
-    a folder.
-    """
-    stage = folder / ".unfinished"
-    shutil.rmtree(stage, ignore_errors=True)
-    try:
-        stage.mkdir(parents=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ValueError(f"--local_dir {folder} cannot be a folder: a file is in its way; choose another") from error
-    except OSError as error:
-        raise ValueError(f"--local_dir {folder} cannot be made ({error.strerror}); choose another") from error
-    try:
-        yield stage
-        for path in sorted(stage.iterdir()):
-            path.replace(folder / path.name)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
 
 
 @contextmanager

@@ -38,7 +38,7 @@
       this.columns = new Map();
     }
 
-    // Add a table of dagrl/reporting/run_data/metrics_table.py. True if anything is new.
+    // Add a table of dagrl/reporting/run_data/views.py. True if anything is new.
     add(table) {
       if (table.generation !== this.generation) this.clear();
       const known = this.steps.length;
