@@ -1,4 +1,6 @@
-"""Models that megatron-bridge builds, on a GPU in bfloat16: as near to float32 as Hugging Face, weights to the bit.
+"""Models that megatron-bridge builds, and Qwen3.5, on a GPU in bfloat16.
+
+They are as near to float32 as Hugging Face's, and weights come back to the bit.
 
 ``NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2`` lets Transformer Engine say which attention it chooses.
 """
@@ -36,14 +38,14 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("name", BRIDGED)
+@pytest.mark.parametrize("name", [*BRIDGED, "qwen3_5_text"])
 def test_layers_log_probs_gradients_and_weights(name: str, weights_of: Any, megatron_spec: Any) -> None:
     from dagrl.backends.megatron.engine.config import transformer_config
     from dagrl.backends.megatron.engine.megatron_engine import converter
     from dagrl.backends.megatron.engine.model import build_model
     from dagrl.weight_sync.exporter import exported
 
-    if name == "qwen3_next":
+    if name.startswith(("qwen3_next", "qwen3_5")):
         pytest.importorskip("fla", reason="needs flash-linear-attention")
     expected = reference(tiny_hf_model(name, **SIZES), "cuda")
     config, published = expected.model.config, {key: each.cpu() for key, each in weights_of(expected.model).items()}
