@@ -79,13 +79,17 @@ def test_a_config_imports_no_code_of_models():
 
 MODEL = """
 import sys
-from dagrl.backends.hf.engine import _build
+from dagrl.backends.hf.model import unset_model
 from dagrl.config.schema import ModelSpec, TokenizerSpec
+from dagrl.model_files.library_model import auto_class, load_hf_config, model_imports
 
 sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 sizes |= {"num_key_value_heads": 1, "head_dim": 8}
 spec = TokenizerSpec(kind="characters", alphabet="0123456789+=")
-model = _build(ModelSpec(init={"model_type": "qwen3", **sizes}, tokenizer=spec))
+given = ModelSpec(init={"model_type": "qwen3", **sizes}, tokenizer=spec)
+with model_imports(given):
+    config = load_hf_config(given)
+    model = unset_model(auto_class(config), config)
 import torch
 from transformers import DynamicCache, masking_utils, utils
 
