@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -79,15 +81,24 @@ def test_a_worker_that_is_killed_takes_its_server_along(run):
 
 
 def scheduler_of(worker: psutil.Process) -> psutil.Process:
-    """The server's process. On a busy host a list of processes was seen once without it, while it sampled."""
+    """The server's process. On a busy host `psutil.Process.children` was seen without it, while it computed."""
     until = time.monotonic() + 20
     while True:
-        titles = {each: "".join(each.cmdline()) for each in worker.children(recursive=True)}
-        schedulers = [each for each, title in titles.items() if "sglang::scheduler" in title]
+        titled = psutil.process_iter(["cmdline", "ppid"])
+        schedulers = [each for each in titled if "sglang::scheduler" in "".join(each.info["cmdline"] or ())]
+        schedulers = [each for each in schedulers if worker.pid in ancestors(each)]
         if schedulers or time.monotonic() > until:
-            assert len(schedulers) == 1, titles
+            assert len(schedulers) == 1, worker.children(recursive=True)
             return schedulers[0]
         time.sleep(0.1)
+
+
+def ancestors(process: psutil.Process) -> Iterator[int]:
+    """The ids of its parent, of that one's parent, and so on."""
+    with suppress(psutil.NoSuchProcess):
+        while pid := process.ppid():
+            yield pid
+            process = psutil.Process(pid)
 
 
 def pid_of_worker(run) -> int:
