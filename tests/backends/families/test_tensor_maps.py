@@ -10,6 +10,7 @@ from dagrl.backends.families.tensor_maps import (
     Parallel,
     Repeated,
     Replicated,
+    Sections,
     TensorMap,
     VocabParallel,
     join,
@@ -27,6 +28,22 @@ def test_queries_precede_the_key_and_value_of_their_group():
     assert qkv.shard(full, 1, 2).tolist() == [2, 3, 11, 21]
     # Four ranks share two key heads.
     assert [qkv.shard(full, part, 4).tolist() for part in range(4)] == [[0, 1], [10, 20], [2, 3], [11, 21]]
+
+
+def test_gates_of_a_group_follow_its_queries():
+    # Published: query and gate of a head, head by head. Two groups of two heads of one channel.
+    full = [rows(0, 50, 1, 51, 2, 52, 3, 53), rows(10, 11), rows(20, 21)]
+    qkv = GroupedQkv(groups=2, head_dim=1, gated=True)
+    assert qkv.shard(full, 0, 1).tolist() == [0, 1, 50, 51, 10, 20, 2, 3, 52, 53, 11, 21]
+    assert qkv.shard(full, 1, 4).tolist() == [51, 10, 20]
+
+
+def test_each_rank_has_its_part_of_each_section():
+    # Queries and keys of two channels and values of four in one tensor, gates of four in another.
+    sections = Sections(((2, 2, 4), (4,)), ("query", "key", "value", "z"))
+    full = [rows(0, 1, 10, 11, 20, 21, 22, 23), rows(30, 31, 32, 33)]
+    assert sections.shard(full, 1, 2).tolist() == [1, 11, 22, 23, 32, 33]
+    assert sections.sections == {"query": 2, "key": 2, "value": 4, "z": 4}
 
 
 def test_each_rank_has_its_part_of_the_gate_above_its_part_of_the_up_projection():
@@ -51,9 +68,8 @@ def maps(draw) -> tuple[TensorMap, list[torch.Tensor], int]:
     parts, each, width = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     head_dim, queries = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     groups, rest = parts * each, draw(st.sampled_from([(), (width,)]))
-    kind = draw(
-        st.sampled_from(["replicated", "column", "row", "gate-up", "qkv", "shared keys", "vocabulary", "repeated"])
-    )
+    kinds = ["replicated", "column", "row", "gate-up", "qkv", "shared keys", "gated", "shared keys and gates"]
+    kind = draw(st.sampled_from([*kinds, "sections", "vocabulary", "repeated"]))
     vocabulary = draw(st.integers(1, parts * each))
     tensor_map, shapes = {
         "replicated": (Replicated(), [(each, *rest)]),
@@ -63,6 +79,15 @@ def maps(draw) -> tuple[TensorMap, list[torch.Tensor], int]:
         "qkv": (GroupedQkv(groups, head_dim), [(groups * n * head_dim, *rest) for n in (queries, 1, 1)]),
         # As many ranks as there are channels in a head, for one group.
         "shared keys": (GroupedQkv(each, parts), [(each * n * parts, *rest) for n in (queries, 1, 1)]),
+        "gated": (GroupedQkv(groups, head_dim, True), [(groups * n * head_dim, *rest) for n in (2 * queries, 1, 1)]),
+        "shared keys and gates": (
+            GroupedQkv(each, parts, True),
+            [(each * n * parts, *rest) for n in (2 * queries, 1, 1)],
+        ),
+        "sections": (
+            Sections(((groups, parts * queries), (parts,)), ("one", "two", "three")),
+            [(groups + parts * queries, *rest), (parts, *rest)],
+        ),
         "vocabulary": (VocabParallel(vocabulary, parts * each), [(vocabulary, width)]),
         "repeated": (Repeated(Parallel(dim=0)), [(parts * each, width)]),
     }[kind]
