@@ -221,6 +221,7 @@ def with_sleep_decided(estimate: Fit) -> Fit:
 
 
 def engine_memory(pipeline: Pipeline, plan: Plan, name: str, shape: ModelShape, gpu: Gpu | None) -> EngineMemory:
+    """Estimate one engine of a plan; `shape` is that of the pipeline's model."""
     return backend_of(pipeline.engines[name]).memory(PlannedEngine(pipeline, plan, name, shape, gpu))
 
 

@@ -69,6 +69,7 @@ class Graph:
 
     @property
     def order(self) -> tuple[str, ...]:
+        """Names of the nodes, in topological order."""
         return tuple(self.nodes)
 
     @cached_property

@@ -33,6 +33,7 @@ class OpenSteps:
 
     @property
     def next(self) -> int | None:
+        """The step to open; None after the last one."""
         return None if self.stopping or self._next > self.last else self._next
 
     @property
@@ -40,6 +41,7 @@ class OpenSteps:
         return not self._open and self.next is None
 
     def is_done(self, step: int) -> bool:
+        """Whether `step` is open, and all its tasks are done."""
         opened = self._open.get(step)
         return opened is not None and not opened.left
 

@@ -65,6 +65,7 @@ class Executor:
 
     @property
     def replicas(self) -> int:
+        """Number of data-parallel ranks."""
         return 1 + max(place.dp for place in self.places)
 
     def ranks_lost_with(self, rank: int) -> list[int]:
@@ -94,6 +95,7 @@ class PlannedTask:
     trains: bool = False
     generates: bool = False
     frozen: bool = False
+    """Whether it uses frozen start weights."""
     averaged: bool = False
     """Whether it uses the moving average of the weights, which changes with them."""
     pieces: tuple[tuple[int, ...], ...] = ()
@@ -152,6 +154,7 @@ class Plan:
         return {executor.group for executor in self.executors.values() if executor.group is not None}
 
     def group_size(self, rows: Rows) -> int:
+        """Rows per group in this batch."""
         return self.samples_per_prompt if rows is Rows.TRAIN else self.val_samples_per_prompt
 
     def waits_for(self, task: PlannedTask) -> tuple[str, ...]:
@@ -216,4 +219,5 @@ class Plan:
         return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
 
     def tasks_of(self, step: int) -> tuple[PlannedTask, ...]:
+        """The tasks of `step`, in topological order."""
         return tuple(task for task in self.tasks if (step > 0 if task.rows is Rows.TRAIN else self.validates(step)))

@@ -48,6 +48,7 @@ class WeightVersions:
             self._promised[task.executor] = step
 
     def finish_training(self, step: int, task: PlannedTask) -> None:
+        """The last piece of an update ends."""
         self._held[task.executor] = step
         del self._training[task.executor], self._promised[task.executor]
 

@@ -216,6 +216,7 @@ class TaskState:
 
     @property
     def oldest_undone(self) -> int:
+        """The oldest step in which this task, which runs in order, is not done."""
         return self._undone[0]
 
     def ends_training(self, run: Run) -> bool:
@@ -232,6 +233,7 @@ class TaskState:
             heappush(self._ready, step)
 
     def progress(self, step: int) -> TaskProgress:
+        """The task's progress in `step`, which is open and has the task."""
         return self._open[step].tasks[self.task.name]
 
     def has_left(self, step: int) -> bool:

@@ -165,5 +165,6 @@ class WeightLoader:
 
 
 def _names_at(offsets: Iterable[int], layout: BucketLayout) -> set[str]:
+    """Names of the tensors at these byte offsets."""
     begins = [tensor.offset for tensor in layout.tensors]
     return {layout.tensors[bisect.bisect_right(begins, offset) - 1].name for offset in offsets}

@@ -249,5 +249,6 @@ def _manifest(greeting: Message, loader: Loader) -> Manifest:
 
 
 def _check_sender(channel: Channel) -> None:
+    """Raise PeerError if the sender has exited."""
     if channel.has_ended:
         raise PeerError(f"{_SENDER} has ended during a broadcast")

@@ -63,6 +63,7 @@ class EngineCosts:
 
     @property
     def state_bytes(self) -> float:
+        """Optimizer states on one GPU."""
         return 0.0
 
     @property
@@ -111,6 +112,7 @@ class EngineCosts:
 
     @property
     def load_to_send_s(self) -> float:
+        """Seconds of `load_s` in a weight sync."""
         return self.load_s
 
     @property
@@ -136,6 +138,7 @@ class EngineCosts:
 
     @property
     def gather_rate(self) -> float:
+        """Bytes per second at which a rank gathers weights from others."""
         return self.device.peers
 
     @property

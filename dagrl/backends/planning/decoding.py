@@ -107,6 +107,7 @@ class Server:
     """GPUs that share each layer."""
     stages: int = 1
     per_node: int = 1
+    """GPUs on a machine."""
     running: int = 512
     """Responses decoded together, at most."""
     cache_tokens: float = float("inf")

@@ -33,6 +33,7 @@ class ServerResponse:
     finish_reason: str
     """``stop``, ``length`` or ``abort``."""
     message: str
+    """Reason of an abort."""
     tokens: np.ndarray
     """Int64 [tokens]."""
     logprobs: np.ndarray
@@ -60,6 +61,7 @@ class Capacity:
     """Capacity of a server."""
 
     requests: int
+    """Requests that run at the same time."""
     tokens: int
     """Tokens in its cache, or in all of its caches: with data-parallel attention each replica has one."""
     longest: int

@@ -88,6 +88,7 @@ class ResponseReader:
 
     @property
     def sampled(self) -> int:
+        """Tokens sampled so far in all calls."""
         return self._sampled + sum(map(self._client.tokens_of, tuple(self._under_way)))
 
     async def sample(

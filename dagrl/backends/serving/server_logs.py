@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SHOWN = 4
+"""Lines in a message."""
 _PREFIX = re.compile(
     r"(?:\((?P<process>\S+ pid=\d+)\) )?"
     r"(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]+\] ?|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^]]*\] )?"

@@ -59,8 +59,9 @@ class RunTimes:
 
     folder: str
     steps: int
+    """Number of measured steps."""
     last: int
-    """The newest of them."""
+    """The newest measured step."""
     step_s: float
     """Median seconds of a step."""
     estimated: Mapping[Work, float]

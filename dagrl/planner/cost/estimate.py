@@ -118,6 +118,7 @@ def _alike(seconds: Sequence[float], least: int) -> int:
 
 
 def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
+    """(writer, reader) -> bytes of a step."""
     tasks = {task.name: task for task in costs.plan.tasks}
     # At most: that of any node.
     nodes = costs.pipeline.nodes.values()

@@ -230,6 +230,7 @@ class _Seeker:
         return list(best.values())
 
     def _peaks(self, pipeline: Pipeline, plan: Plan, gpu: Gpu | None, *, generates: bool) -> list[int]:
+        """Return the bytes of a GPU that each engine takes at its peak."""
         names = [name for name in plan.executors if name != HOST and pipeline.engines[name].generates == generates]
         return [engine_memory(pipeline, plan, name, self.shape, gpu).peak for name in names]
 
