@@ -108,11 +108,6 @@ class Manifest:
     def names(self) -> list[str]:
         return [tensor.name for bucket in self.buckets for tensor in bucket.tensors]
 
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest bucket."""
-        return max((bucket.nbytes for bucket in self.buckets), default=0)
-
     def buffer_sizes(self, buffers: int) -> list[int]:
         """Bytes that each buffer must hold if bucket `index` goes to buffer ``index % buffers``."""
         sizes = [bucket.nbytes for bucket in self.buckets]

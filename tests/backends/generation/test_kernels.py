@@ -11,11 +11,7 @@ import torch
 sglang = pytest.importorskip("sglang")
 
 from dagrl.backends.sglang.kernels import all_reduce_kernels, fp8_kernels, kernels  # noqa: E402
-from dagrl.backends.sglang.versions import TESTED  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    TESTED.problem(None, on_gpus=True) is not None, reason="kernels are for GPUs, on which this version was not tested"
-)
 QWEN3_8B = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 4096}
 
 
