@@ -40,7 +40,7 @@ def lacking_field(table: type[LibraryFields], field: str, environment: Path | No
     """Say that the library in an environment lacks a field, with the one that is meant; None unless it is known to."""
     library = LibraryClass(*table.library_class)
     known = arguments_of_class(library, environment)
-    # SGLang 0.5.23 collects the fields from other classes while it is imported.
+    # A class that collects its fields from others at import declares none itself, so none of its names can be checked.
     if not known or field in known:
         return None
     lack, meant = f"{library.name} of {library.package} has no such field", meant_fields(table, field, known)

@@ -1,4 +1,4 @@
-"""Versions of a library that dagrl was tested with; others are refused before engines start."""
+"""Tested versions of a library; others are refused before engines start."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class LibraryVersions:
-    """Versions of one library."""
+    """Tested versions of one library."""
 
     title: str
     distributions: tuple[str, ...]
-    """Its builds."""
+    """Names of its builds; the first installed one counts."""
     on_gpus: tuple[str, ...]
     on_cpus: tuple[str, ...]
     remedy: str
     """How to install one of them."""
 
     def problem(self, environment: Path | None, *, on_gpus: bool, allow_untested: bool = False) -> str | None:
-        """Return why the version in an environment, or in this one, is refused; None if it is not, or not installed.
+        """Return why the version in an environment, or in this one, is refused; None if it is accepted or absent.
 
         A post-release, and a build of a version with a label, count as that version.
         """

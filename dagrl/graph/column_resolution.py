@@ -135,7 +135,10 @@ class ColumnResolver:
     def _kept_beside(
         self, column: str, optional: Sequence[str], readings: list[Reading], otherwise: str | None = None
     ) -> list[Reading]:
-        """Drop `optional` columns of other nodes than the reader's `column`; `otherwise`: of readers without it."""
+        """Drop `optional` columns that a reader would take from another node than `column`.
+
+        A reader without `column` keeps them, or, with `otherwise`, only those of that node.
+        """
         writers = {reading.reader: reading.writer for reading in readings if reading.op_column == column}
         return [
             reading

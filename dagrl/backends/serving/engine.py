@@ -161,7 +161,7 @@ class ServerEngine[Spec: ServerSpec](ABC):
     async def _watched[Result](self, request: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Run a request. ServerLostError if the server is silent for the timeout."""
         begun = time.time()
-        # Not before: a dead server closes this coroutine before it begins, and would never await one inside of it.
+        # Created here, and not by the caller: a dead server closes this coroutine before its first line.
         running = asyncio.ensure_future(request())
         try:
             while not (await asyncio.wait([running], timeout=_POLL_S))[0]:
@@ -171,7 +171,7 @@ class ServerEngine[Spec: ServerSpec](ABC):
             running.cancel()
 
     def _wait[Result](self, get: Callable[..., Result], begun: float) -> Result:
-        """Return ``get(timeout=...)``, which raises an error when time is up, as soon as there is a result."""
+        """Call ``get(timeout=...)`` until it returns. ServerLostError if the server is silent for the timeout."""
         while True:
             with contextlib.suppress(TimeoutError, queue.Empty):
                 return get(timeout=_POLL_S)

@@ -49,8 +49,8 @@ def check_fp8(check: EngineCheck[ServerSpec], split: ServerSplit, *, packs_block
 
 def _problems(
     check: EngineCheck[ServerSpec], split: ServerSplit, *, packs_blocks: bool
-) -> Iterator[tuple[str, str, Place] | tuple[str, str, Place, Place]]:
-    """Code and message of each problem, and what it depends on."""
+) -> Iterator[tuple[str, str, *tuple[Place, ...]]]:
+    """Yield the code and the message of each problem, and the places that it depends on."""
     engine, groups, model = check.engine, ("groups",), ("model",)
     by_block = engine.quantization == "fp8"
     if engine.weights_from is None:

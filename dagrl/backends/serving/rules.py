@@ -35,7 +35,7 @@ class ServerRules[Spec: ServerSpec]:
                 yield from self.pipeline.samplings(name).items()
 
     def longest(self) -> Iterator[tuple[int, str, list[Place]]]:
-        """Tokens of each node's longest sample, the options that they consist of, and the places of these."""
+        """Yield the tokens of each node's longest sample, the options that add up to them, and their places."""
         for name, node in self.nodes():
             if isinstance(node, JudgeNode):
                 longest, own = node.max_prompt_tokens + node.sampling.max_new_tokens, f"nodes.{name}"

@@ -33,7 +33,7 @@ class ServerBackend[Spec: ServerSpec](Backend[Spec]):
         """Start the processes of a server on this machine, and return the engine of the worker that starts them."""
 
     def validate(self, check: EngineCheck[Spec]) -> None:
-        """The version of the library, as far as it is installed here, and fields of ``extra``."""
+        """Check the version of the library, if it is installed, and the fields of ``extra``."""
         engine, group = check.engine, check.pipeline.groups.get(check.engine.group or "")
         on_gpus = group is None or not group.is_cpu
         if problem := self.tested.problem(engine.environment, on_gpus=on_gpus, allow_untested=engine.allow_untested):

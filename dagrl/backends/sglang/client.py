@@ -1,4 +1,4 @@
-"""Requests to a server, through SGLang's Python interface; `versions.py` has what differs between its versions.
+"""Requests to a server, through SGLang's Python interface; `versions.py` holds the differences between versions.
 
 All of it runs on the server's event loop. Restrictions of SGLang:
 

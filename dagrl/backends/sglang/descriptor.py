@@ -65,7 +65,7 @@ class SglangBackend(ServerBackend[SglangEngineSpec]):
         return ladders(engine, room)
 
     def suits_machines(self, engine: SglangEngineSpec, group: GroupSpec) -> bool:
-        per_node, size = group.gpus_per_node or group.cpus_per_node, engine.gpus_per_server
+        per_node, size = group.slots_per_node, engine.gpus_per_server
         return per_node % size == 0 or size % per_node == 0
 
     def layouts(self, pipeline: Pipeline, shapes: Sequence[ModelShape], group: GroupSpec) -> Iterable[SglangLayout]:

@@ -79,6 +79,6 @@ def renew_gates(model: torch.nn.Module) -> None:
 
 
 def _forget_images() -> None:
-    """Drop what the tower made of images with its old weights; SGLang would reuse it for the same images."""
+    """Drop embeddings of images by the tower's old weights; SGLang would reuse them for the same images."""
     if (cache := image_module().embedding_cache) is not None:
         cache.clear()

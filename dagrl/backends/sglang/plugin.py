@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def prepare_cpu() -> None:
-    """Without a GPU, avoid a vllm kernel, pinned host memory, and padding for kernels of other builds."""
+    """Without a GPU, avoid a missing rotary kernel, pinned host memory, and padding for kernels of other builds."""
     import torch
 
     if torch.cuda.is_available():

@@ -22,7 +22,7 @@ from dagrl.imports import CODE_IS_NOT_RUN, UNUSED, import_transformers, without_
 def run_scheduler(log_prefix: Path, fused_sampler: bool, *args: Any) -> None:
     """SGLang's scheduler, which holds a part of the model; `args` are SGLang's."""
     server_args, _ports, gpu, tensor = args[:4]
-    # In some versions further ranks stand before these.
+    # By their distance from the pipe: 0.5.23 passes further ranks before these.
     pipe = next(index for index, argument in enumerate(args) if isinstance(argument, Connection))
     stage, copy = args[pipe - 2 : pipe]
     stages = f"-pp{stage}" if server_args.pp_size > 1 else ""

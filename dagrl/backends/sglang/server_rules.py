@@ -54,7 +54,7 @@ class _Rules(ServerRules[SglangEngineSpec]):
             return
         size, depends = self.engine.gpus_per_server, ("groups", str(self.engine.group))
         largest = self.largest("tp_size", "pp_size", "dp_size")
-        per_node = group.gpus_per_node or group.cpus_per_node
+        per_node = group.slots_per_node
         if group.is_cpu and size > 1:
             self.error(largest, "a server on CPU slots takes one of them; leave it at 1", depends)
         elif group.ranks % size:

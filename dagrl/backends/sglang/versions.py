@@ -1,4 +1,4 @@
-"""The versions of SGLang that dagrl was tested with, and all that differs between them."""
+"""The tested versions of SGLang, and the known differences of 0.5.23, which is not one of them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ TESTED = LibraryVersions(
 
 
 class _NeverRaisedError(Exception):
-    """Stands for an error that a version does not have."""
+    """Placeholder for an exception class that the installed version lacks."""
 
 
 def aborted_error() -> type[Exception]:
-    """What SGLang 0.5.17 raises for a request that is aborted before it is sent; 0.5.23 answers such a request."""
+    """Return the exception for a request that is aborted before it is sent.
+
+    SGLang 0.5.17 raises it. 0.5.23 returns an aborted response instead.
+    """
     from sglang.srt.managers import tokenizer_manager
 
     error: type[Exception] = getattr(tokenizer_manager, "RequestAbortedError", _NeverRaisedError)
@@ -37,10 +40,10 @@ def aborted_error() -> type[Exception]:
 
 @asynccontextmanager
 async def weight_update(manager: TokenizerManager, *, changes_weights: bool) -> AsyncIterator[None]:
-    """Context in which SGLang calls our loader: 0.5.23 wants each update between two requests.
+    """Context in which SGLang calls dagrl's loader. Raises ServerError if SGLang does not begin or end an update.
 
-    At these, all layers undo and redo their packing of weights; those of a draft model, of which there is none, if the
-    loader does not change weights.
+    0.5.23 requires a request before and after each update, at which the layers of the selected model unpack and pack
+    their weights. An update without new weights selects the draft model, which does not exist.
     """
     if not hasattr(manager, "begin_weight_update"):
         yield
@@ -61,7 +64,7 @@ def _raise_unless(success: bool, message: str) -> None:
 
 
 def image_module() -> ModuleType:
-    """The module whose ``embedding_cache`` has what a tower made of images; it is None in a process without a tower."""
+    """The module of ``embedding_cache``, which keeps embeddings of images; it is None in a process without a tower."""
     try:
         from sglang.srt.managers import mm_schedule as module
     except ImportError:

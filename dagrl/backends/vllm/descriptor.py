@@ -48,7 +48,7 @@ class VllmBackend(ServerBackend[VllmEngineSpec]):
         return VllmCosts(engine)
 
     def suits_machines(self, engine: VllmEngineSpec, group: GroupSpec) -> bool:
-        return (group.gpus_per_node or group.cpus_per_node) % engine.gpus_per_server == 0
+        return group.slots_per_node % engine.gpus_per_server == 0
 
 
 def _split(engine: VllmEngineSpec) -> ServerSplit:

@@ -41,7 +41,7 @@ def _check_place(rules: ServerRules[VllmEngineSpec]) -> None:
     engine = rules.engine
     if rules.group is None:
         return
-    size, per_node = engine.gpus_per_server, rules.group.gpus_per_node or rules.group.cpus_per_node
+    size, per_node = engine.gpus_per_server, rules.group.slots_per_node
     larger = "data_parallel_size" if engine.attention_copies > engine.tensor_size else "tensor_parallel_size"
     if rules.group.is_cpu and size > 1:
         message = "a server on CPU slots takes one of them; leave it at 1"
@@ -63,7 +63,7 @@ def _check_temperatures(rules: ServerRules[VllmEngineSpec]) -> None:
 def _warn_of_truncation(rules: ServerRules[VllmEngineSpec]) -> None:
     """Warn of log-probs of training that are not those of the trainer's distribution.
 
-    vLLM has log-probs before temperature or after everything; hf and SGLang have them between the two.
+    vLLM computes log-probs before temperature or after truncation; training needs those between the two.
     """
     rollouts = [name for name, node in rules.nodes() if isinstance(node, RolloutNode)]
     samplings = [pair for name in rollouts for pair in rules.pipeline.samplings(name, validated=False).items()]

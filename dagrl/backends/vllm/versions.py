@@ -1,4 +1,4 @@
-"""The versions of vLLM that dagrl was tested with, and all that differs between them."""
+"""The tested versions of vLLM, and patches of vLLM: of these versions, and of 0.32.0, which is not one of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def keep_routes() -> None:
     """Have vLLM 0.26.0 keep the experts of a response, also when its last outputs wait together for their reader.
 
     It merges outputs that have not been read (``RequestOutput.add``), but not their experts, which a busy process would
-    lose: https://github.com/vllm-project/vllm/pull/37094. Later versions do the same as this.
+    lose: https://github.com/vllm-project/vllm/pull/37094.
     """
     from vllm.outputs import RequestOutput
 
@@ -55,7 +55,7 @@ def prepare_cpu() -> None:
 
 
 def _prepare_experts() -> None:
-    """Have experts keep their weights as loaded, and pack them for each product."""
+    """The same for 0.32.0: experts keep their weights as loaded, and pack them for each product."""
     import torch
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 

@@ -78,8 +78,8 @@ class RewardModelNode(PackingNode):
 
     op: Literal["reward_model"]
     engine: Name
-    """An engine with ``head: reward``. It scores the sampled tokens as they are, or, if its backend reads messages
-    (``hf``), prompt and response as a conversation with the chat template of its own model."""
+    """An engine with ``head: reward``. It scores the sampled tokens or, with ``backend: hf``, prompt and response as a
+    conversation, with the chat template of the engine's model."""
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         prompt = "messages" if engine is not None and engine.reads_messages else "prompt_tokens"
