@@ -1,12 +1,13 @@
 """Learning curves of a published model: SmolLM2-135M-Instruct on word problems, each recipe from the same SFT.
 
     python benchmarks/published_model.py --case sft --model FOLDER --data FOLDER --out FOLDER    the start of all others
-    python benchmarks/published_model.py --case grpo [--seed 2] [--steps 80] --model ... --data ... --out ...
+    python benchmarks/published_model.py --case grpo [--seed 2] [--steps 80] --model ... --data ... --out ... [KEY=VALUE ...]
     python benchmarks/published_model.py --summarize FOLDER [--picture FILE]                     a table, and curves
     python benchmarks/published_model.py --list
 
 A pipeline is the recipe's template under `dag_templates/smollm2_grpo.yaml`, on the visible GPU. A curve is the accuracy
-of greedy answers to 500 held-out problems. `one_step_off` takes two GPUs.
+of greedy answers to 500 held-out problems. `one_step_off` takes two GPUs. `distill` trains the published weights, with the
+SFT as teacher. Several runs share a GPU with overrides such as ``engines.generator.server.mem_fraction_static=0.1``.
 """
 
 from __future__ import annotations
@@ -64,6 +65,14 @@ CASES: dict[str, tuple[str | None, dict[str, Any]]] = {
             }
         },
     ),
+    "adaptive": (None, {"data": {"order": {"adaptive": {"priority": "advantage"}}}}),
+    "distill": (
+        "distill",
+        {
+            "engines": {"actor": {"dist_checkpointing_path": None}, "teacher": {"model": None}},
+            "nodes": {"rollout": {"n": 8}, "old": None, "ref": None, "teacher": {"tokens_per_micro_batch": 49152}},
+        },
+    ),
     "agent": (None, {"nodes": {"rollout": {"agent": "published_agent:solve"}, "reward": {"fn": "agent"}}}),
 }
 """Case -> the recipe's template, if it is not grpo, and what is laid over both."""
@@ -82,9 +91,9 @@ def pipeline(case: str, model: Path, data: Path, start: Path, seed: int, steps: 
         "track": ["console"],
     }
     if case != "sft":
-        own["engines"] = {
-            "actor": {"dist_checkpointing_path": str(start / "checkpoints" / f"step_{SFT_STEPS}" / "actor")}
-        }
+        trained = "teacher" if case == "distill" else "actor"
+        path = start / "checkpoints" / f"step_{SFT_STEPS}" / "actor"
+        own["engines"] = {trained: {"dist_checkpointing_path": str(path)}}
     return _merged(own, changes)
 
 
@@ -96,14 +105,14 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def learn(case: str, model: Path, data: Path, out: Path, seed: int, steps: int) -> bool:
+def learn(case: str, model: Path, data: Path, out: Path, seed: int, steps: int, *overrides: str) -> bool:
     """Run a case to its end, write ``CASE_SEED.json``, and return whether it has learned.
 
     RuntimeError or TimeoutError where the run fails.
     """
     file = out / f"{case}_{seed}.json"
     folder = out / "sft" if case == "sft" else file.with_suffix("")
-    with DagrlRun(pipeline(case, model, data, out / "sft", seed, steps), folder) as run:
+    with DagrlRun(pipeline(case, model, data, out / "sft", seed, steps), folder, *overrides) as run:
         run.wait_until(lambda _: run.over, _RUN_S)
         metrics = run.metrics()
     found = figures(metrics)
@@ -180,6 +189,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help=f"default: {SFT_STEPS} of sft, 120 of the others")
     parser.add_argument("--out", type=Path, help="folder for runs and results")
     parser.add_argument("--picture", type=Path, help="a picture of the curves, with --summarize")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes to the pipeline")
     args = parser.parse_args()
     if args.list:
         print("\n".join(("sft", *CASES)))
@@ -195,7 +205,7 @@ def main() -> None:
     else:
         steps = args.steps or (SFT_STEPS if args.case == "sft" else 120)
         model, data, out = (path.resolve() for path in (args.model, args.data, args.out))
-        sys.exit(not learn(args.case, model, data, out, args.seed, steps))
+        sys.exit(not learn(args.case, model, data, out, args.seed, steps, *args.overrides))
 
 
 if __name__ == "__main__":
