@@ -2,6 +2,7 @@
 
     python benchmarks/train_step.py --model 1.7b
     python benchmarks/train_step.py --model 8b --ranks 2 --tensor-parallel 2
+    python benchmarks/train_step.py --model qwen3_5_9b_third --alone
     python benchmarks/train_step.py --model a3b_6_layers --ranks 2 --expert-parallel 2 [--transformer KEY=VALUE ...]
 
 Both train the same weights on the same packed tokens, with the settings of `bare_step`. Their steps take turns, so that
@@ -59,6 +60,8 @@ class Options:
     rounds: int
     warmup: int
     apart: bool
+    alone: bool
+    """Whether only dagrl's side runs."""
     fused_linear_cross_entropy: bool
     profile: Path | None
 
@@ -115,6 +118,7 @@ def main() -> None:
             rounds=args.rounds,
             warmup=args.warmup,
             apart=args.apart,
+            alone=args.alone,
             fused_linear_cross_entropy=args.fused_linear_cross_entropy,
             profile=args.profile,
         )
@@ -136,6 +140,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="measured steps of each kind")
     parser.add_argument("--warmup", type=int, default=3, help="steps of each kind before that")
     parser.add_argument("--apart", action="store_true", help="hold one of the two models at a time, even if both fit")
+    parser.add_argument("--alone", action="store_true", help="without the bare side, which has no gated delta nets")
     parser.add_argument(
         "--fused-linear-cross-entropy", action="store_true", help="dagrl's side: logits in chunks, beside whole ones"
     )
@@ -148,8 +153,12 @@ def _arguments() -> argparse.Namespace:
 def _on_rank(options: Options, meetings: Meetings, json_file: Path | None, rank: int) -> None:
     contexts = meetings.join(rank, options.ranks)
     results = Results()
-    options = replace(options, apart=options.apart or not _fits_twice(options))
-    if options.apart:
+    options = replace(options, apart=not options.alone and (options.apart or not _fits_twice(options)))
+    if options.alone:
+        side = _start(_dagrl, options, next(contexts), results)
+        _measure(side.steps, options, results)
+        side.close()
+    elif options.apart:
         # Each of the two twice: a drift shows as a difference between the halves.
         half = replace(options, rounds=-(-options.rounds // 2))
         for build, context in zip((_bare, _dagrl, _bare, _dagrl), contexts, strict=True):
@@ -301,16 +310,18 @@ def _report(options: Options, results: Results, json_file: Path | None) -> None:
         "nll": results.nll,
         "measured": rows,
         "all_seconds": results.seconds,
-        "dagrl_over_bare": seconds["bare"] / seconds["dagrl"],
-        "dagrl_with_entropy_over_bare": seconds["bare"] / seconds["dagrl with entropy"],
         "logprob_over_train": seconds["dagrl"] / seconds["logprob"],
     }
+    if not options.alone:
+        result["dagrl_over_bare"] = seconds["bare"] / seconds["dagrl"]
+        result["dagrl_with_entropy_over_bare"] = seconds["bare"] / seconds["dagrl with entropy"]
     print(f"\n{options.ranks} x {result['device']}, {result['model']}, {workload.tokens} tokens a replica and step")
     print(" " * 20 + "".join(f"{title:>10}" for title in _TITLES))
     for name, row in rows.items():
         print(f"{name:20}" + "".join(f"{row[key]:10.{digits}f}" for key, digits in _TITLES.values()))
-    print(f"throughput of dagrl / bare: {result['dagrl_over_bare']:.4f} (aim: {AIMS['step']}); ", end="")
-    print(f"with entropy: {result['dagrl_with_entropy_over_bare']:.4f}")
+    if not options.alone:
+        print(f"throughput of dagrl / bare: {result['dagrl_over_bare']:.4f} (aim: {AIMS['step']}); ", end="")
+        print(f"with entropy: {result['dagrl_with_entropy_over_bare']:.4f}")
     print(f"log-prob pass / train step: {result['logprob_over_train']:.3f} (aim: {AIMS['logprob']})")
     print(f"mean negative log-prob at the start: {results.nll}; seconds to start: {results.start_s}")
     if "whole logits" in seconds:

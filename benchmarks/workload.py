@@ -32,6 +32,17 @@ _MIXTURE = QWEN3 | {
     "tie_word_embeddings": False,
 }
 _8B = QWEN3 | {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8}
+_GATED_DELTA = {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "max_position_embeddings": 40960,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "rms_norm_eps": 1e-6,
+    "initializer_range": 0.02,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "tie_word_embeddings": False,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": QWEN3
     | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
@@ -44,6 +55,15 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
     "8b": _8B | {"num_hidden_layers": 36, "tie_word_embeddings": False},
     "8b_12_layers": _8B | {"num_hidden_layers": 12, "tie_word_embeddings": False},
+    # Alike but for their layers, a third of those of Qwen3-8B and of Qwen3.5-9B.
+    "8b_third": _8B | {"num_hidden_layers": 12, "tie_word_embeddings": False, "vocab_size": 32768},
+    "qwen3_5_9b_third": _GATED_DELTA
+    | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 12, "vocab_size": 32768}
+    | {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256}
+    | {"linear_num_key_heads": 16, "linear_num_value_heads": 32},
+    "tiny_qwen3_5": _GATED_DELTA
+    | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "vocab_size": 512, "head_dim": 16}
+    | {"num_attention_heads": 4, "num_key_value_heads": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
     "tiny_moe": _MIXTURE
     | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 32}

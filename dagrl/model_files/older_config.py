@@ -1,6 +1,6 @@
-"""Keys of config.json as transformers 4 names them, beside those that transformers 5 writes.
+"""Keys of config.json as transformers 4 and servers name them, beside those that transformers 5 writes.
 
-transformers 4 ignores keys that it does not know: without ``rope_theta`` it takes 10000 and says nothing.
+Their readers ignore keys that they do not know: without ``rope_theta``, transformers 4 silently takes 10000.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 from dagrl.model_files.hf_config import HfConfig
 
 _TEXT = "text_config"
+_FULL = "full_attention"
 _OWN = ("quantization_config", "torch_dtype", "_name_or_path")
 """Keys of a source that do not hold for the folder's weights, which have another dtype and are not quantised."""
 
@@ -30,8 +31,12 @@ def with_older_keys(config: HfConfig, other_names: Mapping[str, str], source: Hf
 
 def _older(config: HfConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"torch_dtype": config["dtype"]} if "dtype" in config else {}
+    kinds = config.get("layer_types") or ()
+    if "linear_attention" in kinds:
+        # SGLang has full attention in each layer that is a multiple of this, by default of 4.
+        found["full_attention_interval"] = 1 + (kinds.index(_FULL) if _FULL in kinds else len(kinds))
     rope = config.get("rope_parameters") or {}
-    if isinstance(full := rope.get("full_attention"), Mapping):
+    if isinstance(full := rope.get(_FULL), Mapping):
         # Gemma 3 has another base in the layers with a sliding window.
         found["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = full

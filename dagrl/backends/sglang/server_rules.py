@@ -34,6 +34,7 @@ def check_server(check: EngineCheck[SglangEngineSpec]) -> None:
     rules.check_experts()
     rules.check_sync(*PARALLEL_SIZES)
     rules.check_images()
+    rules.check_layer_kinds()
     rules.check_routes()
 
 
@@ -188,6 +189,12 @@ class _Rules(ServerRules[SglangEngineSpec]):
         if self.group is not None and self.group.is_cpu:
             message = "SGLang's vision towers compute other values on CPUs; use GPUs, or backend: hf"
             self.findings.error(place, message, code="images-on-cpus", depends_on=[("data",), ("groups",)])
-        elif self.model.added_layers:
-            message = f"images of {self.model.family} are not tested with SGLang; use backend: vllm or hf"
-            self.findings.error(place, message, code="images-untested", depends_on=[("data",), ("model",)])
+
+    def check_layer_kinds(self) -> None:
+        """Check that full attention is in every nth layer, as SGLang assumes of models with gated delta nets."""
+        linear = self.model.linear_layers
+        every = 1 + (linear.index(False) if False in linear else len(linear))
+        if any(linear) and linear != tuple((layer + 1) % every != 0 for layer in range(len(linear))):
+            place = ("engines", self.name, "backend")
+            message = "SGLang has full attention in every nth layer only, unlike this model; use backend: hf"
+            self.findings.error(place, message, code="layers-unlike-sglang", depends_on=[("model",)])
