@@ -94,7 +94,7 @@ _DEEP_SEEING = _DENSE | {
         "mrope_interleaved": True,
     },
 }
-_GATED_DELTA = _DENSE | {
+_GATED_DELTA: dict[str, Any] = _DENSE | {
     "model_type": "qwen3_5_text",
     "layer_types": ["linear_attention", "full_attention"],
     "linear_key_head_dim": 128,

@@ -1,13 +1,14 @@
 """Learning curves of a published model: SmolLM2-135M-Instruct on word problems, each recipe from the same SFT.
 
     python benchmarks/published_model.py --case sft --model FOLDER --data FOLDER --out FOLDER    the start of all others
-    python benchmarks/published_model.py --case grpo [--seed 2] [--steps 80] --model ... --data ... --out ... [KEY=VALUE ...]
+    python benchmarks/published_model.py --case grpo [--seed 2] [--steps 80] --model ... --data ... --out ...
     python benchmarks/published_model.py --summarize FOLDER [--picture FILE]                     a table, and curves
     python benchmarks/published_model.py --list
 
 A pipeline is the recipe's template under `dag_templates/smollm2_grpo.yaml`, on the visible GPU. A curve is the accuracy
-of greedy answers to 500 held-out problems. `one_step_off` takes two GPUs. `distill` trains the published weights, with the
-SFT as teacher. Several runs share a GPU with overrides such as ``engines.generator.server.mem_fraction_static=0.1``.
+of greedy answers to 500 held-out problems. `one_step_off` takes two GPUs. `distill` trains the published weights, with
+the SFT as teacher. Overrides at the end change the pipeline: with ``engines.generator.server.mem_fraction_static=0.08``
+and ``nodes.update.tokens_per_micro_batch=12288``, several runs share a GPU.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class GatedDeltaFamily(Family):
             value_dim=config.size("linear_value_head_dim"),
             kernel=config.size("linear_conv_kernel_dim"),
         )
-        return replace(super().shape(config), linear=linear, linear_layers=_linear_layers(config))
+        return replace(super().shape(config), linear=linear, linear_layers=linear_layers(config))
 
     def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         shape = self.shape(config)
@@ -75,7 +75,8 @@ def rotated_part(config: ConfigFields) -> MegatronFields:
     return {"rotary_percent": config["rope_parameters"].get("partial_rotary_factor", 1.0)}
 
 
-def _linear_layers(config: ConfigFields) -> tuple[bool, ...]:
+def linear_layers(config: ConfigFields) -> tuple[bool, ...]:
+    """Return for each layer whether it has a gated delta net."""
     layers, kinds = config.size("num_hidden_layers"), config.get("layer_types")
     if kinds:
         return tuple(kind == _LINEAR for kind in kinds)
