@@ -175,6 +175,15 @@ def kl_estimator(name: object) -> str | None:
     return None if base is None else base + ("+" if text.endswith("+") and base != "k2" else "")
 
 
+def refuse_lower_bound(t: Translation, low: float, *keys: str) -> None:
+    """Refuse a lower bound of CISPO's weights, 1 less `low`, at the first of the keys that the source sets.
+
+    Most scripts set it out of reach.
+    """
+    if low < 1 and (key := t.first(*keys)):
+        t.refuse(f"weights have a lower bound there, {1 - low:g}, and none here", key)
+
+
 def put_logprob(t: Translation, node: str, engine: str, column: str) -> None:
     for key, value in (("op", "logprob"), ("engine", engine), ("write", column)):
         t.put(f"nodes.{node}.{key}", value)

@@ -15,8 +15,19 @@ ONE = {
     f"{PREFIX}teacher_models.teacher_model.model_path": "model",
 }
 SLIME = {"--use-opd": True, "--opd-kl-coef": 0.5, "--opd-type": "megatron"}
-OWN = {"--custom-rm-path": "slime.rollout.on_policy_distillation.reward_func", "--opd-type": "sglang"}
+OWN = {
+    "--custom-rm-path": "slime.rollout.on_policy_distillation.reward_func",
+    "--custom-reward-post-process-path": "slime.rollout.on_policy_distillation.post_process_rewards",
+    "--opd-type": "sglang",
+    "--rm-url": "http://10.0.0.1:13141/generate",
+}
 ROLL = {"teacher.model_args.model_name_or_path": "model", "teacher.opd_kl_coef": 0.5}
+TRINITY = {
+    "algorithm.algorithm_type": "on_policy_distill",
+    "explorer.auxiliary_models.0.model_path": "model",
+    "explorer.auxiliary_models.0.engine_num": 1,
+}
+KL_COEF = "algorithm.advantage_fn_args.kl_coef"
 DISTILLED = "nodes.advantage.distillation"
 TERM = "nodes.update.loss.distillation"
 
@@ -53,9 +64,36 @@ TERM = "nodes.update.loss.distillation"
             {"nodes.advantage.estimator": "none", "nodes.update.loss.policy": None},
         ),
         ("slime", SLIME, {f"{DISTILLED}.coef": 0.5, "nodes.advantage.estimator": "grpo", "nodes.reward.op": "reward"}),
-        ("slime", {**SLIME, **OWN}, {"nodes.advantage.estimator": "none", "nodes.reward.op": None}),
+        ("slime", {**SLIME, "--opd-teacher-ckpt-step": 100}, {f"{DISTILLED}.coef": 0.5}),
+        (
+            "slime",
+            {**SLIME, **OWN, "--use-rollout-logprobs": True},
+            {
+                "nodes.advantage.estimator": "none",
+                "nodes.reward.op": None,
+                "nodes.teacher.endpoint": "http://10.0.0.1:13141/v1",
+                "nodes.advantage.read": {"old_logprob": "rollout_logprob"},
+            },
+        ),
         ("roll", {**ROLL, "use_opd": True}, {f"{DISTILLED}.coef": 0.5, "nodes.advantage.estimator": "grpo"}),
         ("roll", ROLL, {f"{DISTILLED}.coef": 0.5, "nodes.advantage.estimator": "none"}),
+        (
+            "trinity",
+            {**TRINITY, KL_COEF: 0.5},
+            {
+                f"{DISTILLED}.coef": 0.5,
+                "nodes.advantage.estimator": "none",
+                "nodes.advantage.read": {"old_logprob": "rollout_logprob"},
+                "engines.teacher.model.path": "model",
+                "nodes.rollout.n": 8,
+                "engines.reference.backend": None,
+            },
+        ),
+        (
+            "trinity",
+            {**TRINITY, "algorithm.policy_loss_fn": "importance_sampling"},
+            {f"{DISTILLED}.coef": 1.0, "nodes.update.loss.policy": "cispo", "nodes.update.loss.clip_ratio_high": 1e8},
+        ),
     ],
 )
 def test_a_teacher_is_an_engine_whose_log_probs_are_learned_from(
@@ -70,11 +108,18 @@ def test_a_teacher_is_an_engine_whose_log_probs_are_learned_from(
             ("0.distcp", "-"),
         ):
             (start / name).write_text(text)
-        given = {**given, "--opd-teacher-load": str(start)}
+        by_step = "--opd-teacher-ckpt-step" in given
+        given = {**given, "--opd-teacher-load": str(folder if by_step else start)}
+        expected = {**expected, "engines.teacher.dist_checkpointing_path": str(start)}
     found, problems = checked(framework, given)
     assert problems == []
     tree = found.tree
-    assert (tree["nodes.teacher.engine"], tree["nodes.teacher.write"]) == ("teacher", "teacher_logprob")
+    served = "nodes.teacher.endpoint" in tree
+    expected = {
+        "nodes.teacher.engine": None if served else "teacher",
+        "nodes.teacher.write": "teacher_logprob",
+    } | expected
+    assert not any(line.status == "refused" for line in found.lines)
     assert {key: tree.get(key) for key in expected} == expected
 
 
@@ -87,6 +132,14 @@ def test_a_teacher_is_an_engine_whose_log_probs_are_learned_from(
             "verl",
             {**ONE, f"{LOSS}use_policy_gradient": True, f"{LOSS}loss_mode": "k1", f"{LOSS}clip_ratio_low": 0.3},
             {f"{LOSS}clip_ratio_low", f"{LOSS}use_policy_gradient"},
+        ),
+        ("slime", {**SLIME, "--custom-reward-post-process-path": "my.own"}, {"--custom-reward-post-process-path"}),
+        ("slime", {"--rm-url": "http://10.0.0.1/score"}, {"--rm-url"}),
+        ("trinity", {**TRINITY, "algorithm.algorithm_type": "jsd"}, {"algorithm.algorithm_type", *list(TRINITY)[1:]}),
+        (
+            "trinity",
+            {**TRINITY, "explorer.auxiliary_models.1.model_path": "model"},
+            {"explorer.auxiliary_models.1.model_path"},
         ),
         ("roll", {**ROLL, "kl_penalty": "k2"}, {"kl_penalty"}),
         ("roll", {**ROLL, "whiten_advantages": True}, {"whiten_advantages"}),

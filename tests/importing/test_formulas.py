@@ -217,6 +217,29 @@ def test_estimators_of_verl(translated, name, estimator):
     assert tree.get("nodes.advantage.normalize_by_std") == (False if name == "grpo_passk" else None)
 
 
+@pytest.mark.parametrize(
+    ("keys", "weights", "rewards"),
+    [
+        (["right", "format reward"], None, {"right": 1.0, "format_reward": 1.0}),
+        (["right", "polite"], [1.0, 0.5], {"right": 1.0, "polite": 0.5}),
+        (["score", "polite"], [2.0, 1.0], {"reward": 2.0, "polite": 1.0}),
+    ],
+)
+def test_each_reward_of_gdpo_is_a_node(checked, folder, keys, weights, rewards):
+    (folder / "rewards.py").write_text("def compute_score(response):\n    return {'score': 0.0}\n")
+    options = {"algorithm.gdpo_reward_keys": keys, "algorithm.gdpo_reward_weights": weights}
+    own = {"custom_reward_function.path": "rewards.py", "reward.reward_manager.name": "gdpo"}
+    found, problems = checked("verl", {"algorithm.adv_estimator": "gdpo", **options, **own})
+    assert problems == []
+    assert (found.tree["nodes.advantage.estimator"], found.tree["nodes.advantage.rewards"]) == ("gdpo", rewards)
+    written = {found.tree.get(f"nodes.{name}.write", name): found.tree[f"nodes.{name}.fn"] for name in rewards}
+    others = {name: f"rewards:{name}" for name in rewards if name != "reward"}
+    assert written == others | ({"reward": "rewards:compute_score"} if "reward" in rewards else {})
+    decided = {line.key for line in found.lines if line.status == "unknown"}
+    assert {f"nodes.{name}.fn" for name in others} <= decided
+    assert not any(line.status == "refused" for line in found.lines)
+
+
 def test_device_mappings_are_read_and_not_evaluated():
     assert devices("list(range(0,4)) + [6, 7]") == [0, 1, 2, 3, 6, 7]
     assert devices("list(range(0, 8, 2))") == [0, 2, 4, 6]

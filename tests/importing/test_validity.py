@@ -22,6 +22,10 @@ def status_of(translation, key):
     return line.status
 
 
+ROLE = "actor_train"
+EPSILON = f"{ROLE}.cispo_epsilon_high"
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_small_script_is_valid(checked, framework):
     assert checked(framework, {})[1] == []
@@ -117,12 +121,53 @@ def test_cispo_of_verl_is_bounded_from_above(checked):
     assert status_of(found, f"{ACTOR}.clip_ratio_low") is Status.IMPLIED
 
 
-@pytest.mark.parametrize("variant", ["topr", "vanilla", "cispo", "kimi15", "ppo"])
+@pytest.mark.parametrize("variant", ["topr", "vanilla", "cispo", "tis", "kimi15", "ppo"])
 def test_losses_of_roll_have_their_own_options(checked, variant):
     given = {"actor_train.pg_variant": variant, "pg_clip": 0.1, "dual_clip_loss": True}
     found, problems = checked("roll", given)
     assert problems == []
-    assert ("nodes.update.loss.clip_ratio" in found.tree) == (variant in ("ppo", "cispo"))
+    assert ("nodes.update.loss.clip_ratio" in found.tree) == (variant == "ppo")
+
+
+POLICY = "nodes.update.loss.policy"
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "high", "refused"),
+    [
+        ("roll", {f"{ROLE}.pg_variant": "cispo"}, 0.1, {f"{ROLE}.pg_variant"}),
+        ("roll", {f"{ROLE}.pg_variant": "cispo", f"{ROLE}.cispo_epsilon_low": 1, "pg_clip": 0.3}, 0.1, set()),
+        ("roll", {f"{ROLE}.pg_variant": "cispo", f"{ROLE}.cispo_epsilon_low": 1.0, EPSILON: 4.0}, 4.0, set()),
+        (
+            "roll",
+            {
+                f"{ROLE}.pg_variant": "cispo",
+                f"{ROLE}.cispo_epsilon_low": 0.5,
+                f"{ROLE}.cispo_use_unified_mask": True,
+            },
+            0.1,
+            {f"{ROLE}.cispo_epsilon_low", f"{ROLE}.cispo_use_unified_mask"},
+        ),
+        ("roll", {f"{ROLE}.pg_variant": "tis"}, 1e-9, set()),
+        ("roll", {f"{ROLE}.pg_variant": "tis", f"{ROLE}.tis_upper_bound": 5.0}, 4.0, set()),
+        (
+            "roll",
+            {f"{ROLE}.pg_variant": "tis", f"{ROLE}.tis_lower_bound": 0.5},
+            1e-9,
+            {f"{ROLE}.tis_lower_bound"},
+        ),
+        ("slime", {"--advantage-estimator": "cispo", "--eps-clip": 1.0, "--eps-clip-high": 4.0}, 4.0, set()),
+        ("slime", {"--advantage-estimator": "cispo", "--eps-clip": 1.0}, 1.0, set()),
+        ("slime", {"--advantage-estimator": "cispo", "--eps-clip": 0.3}, 0.3, {"--eps-clip"}),
+        ("slime", {"--advantage-estimator": "cispo"}, 0.2, {"--advantage-estimator"}),
+    ],
+)
+def test_weights_of_cispo_have_their_own_bounds(checked, framework, given, high, refused):
+    found, problems = checked(framework, given)
+    assert problems == []
+    assert (found.tree[POLICY], found.tree["nodes.update.loss.clip_ratio_high"]) == ("cispo", high)
+    assert "nodes.update.loss.clip_ratio" not in found.tree
+    assert {line.key for line in found.lines if line.status is Status.REFUSED} == refused
 
 
 @pytest.mark.parametrize(

@@ -62,13 +62,40 @@ def _clip(t: Translation) -> None:
         t.write(f"{_LOSS}.policy", "gspo", "importance_sampling")
 
 
-@joint(under(TRAIN, "pg_variant kimi15_tau"))
+_POLICIES = {
+    "ppo": "ppo_clip",
+    "vanilla": "reinforce",
+    "topr": "topr",
+    "tis": "cispo",
+    "cispo": "cispo",
+    "kimi15": "dro",
+}
+
+
+@joint(
+    under(TRAIN, "pg_variant kimi15_tau cispo_epsilon_low cispo_epsilon_high cispo_use_unified_mask"),
+    under(TRAIN, "tis_lower_bound tis_upper_bound"),
+)
 def _variant(t: Translation) -> None:
-    variant, tau = f"{TRAIN}.pg_variant", f"{TRAIN}.kimi15_tau"
-    policies = {"ppo": "ppo_clip", "vanilla": "reinforce", "topr": "topr", "cispo": "cispo", "kimi15": "dro"}
-    t.choose(variant, f"{_LOSS}.policy", policies, "losses with a counterpart are ppo, vanilla, topr, cispo and kimi15")
-    if t.get(variant) == "kimi15":
-        t.copy(tau, f"{_LOSS}.tau", 0.1)
+    variant, high = f"{TRAIN}.pg_variant", f"{_LOSS}.clip_ratio_high"
+    t.choose(variant, f"{_LOSS}.policy", _POLICIES, f"losses with a counterpart are {', '.join(_POLICIES)}")
+    if t.tree.get(f"{_LOSS}.policy") == "cispo":
+        for bound in (f"{_LOSS}.clip_ratio", high):
+            t.drop(bound, "weights have bounds of their own")
+    match t.get(variant):
+        case "kimi15":
+            t.copy(f"{TRAIN}.kimi15_tau", f"{_LOSS}.tau", 0.1)
+        case "cispo":
+            low = f"{TRAIN}.cispo_epsilon_low"
+            t.copy(f"{TRAIN}.cispo_epsilon_high", high, 0.1)
+            parts.refuse_lower_bound(t, t.number(low, 0.1), low, variant)
+            if t.flag(mask := f"{TRAIN}.cispo_use_unified_mask"):
+                t.refuse("every token keeps its gradient", mask)
+        case "tis":
+            low, upper = (f"{TRAIN}.tis_{end}_bound" for end in ("lower", "upper"))
+            # A bound of 1 is no valid one here; this is 1 in float32.
+            t.write(high, max(1e-9, float(f"{t.number(upper, 1.0) - 1:.12g}")), upper, note="1 + this is the bound")
+            parts.refuse_lower_bound(t, 1 - t.number(low, 0.0), low)
 
 
 @joint("use_kl_loss kl_loss_coef add_token_level_kl init_kl_coef kl_penalty target_kl kl_horizon", always=True)

@@ -13,6 +13,7 @@ from dagrl.importing.teachers import ADVANTAGE, put_teachers
 _MOST_PROMPT = 2048
 _COLUMNS = {"--input-key": "prompt_key", "--label-key": "answer_key"}
 _LOSS = "nodes.update.loss"
+_OWN_CODE = "is a node, an agent or a loss of your own (docs/your_own.md, docs/gateway.md)"
 
 
 @joint("--prompt-data --input-key --label-key", always=True)
@@ -148,6 +149,7 @@ ROLLOUT = (
 _ESTIMATORS = {
     "grpo": "grpo",
     "gspo": "grpo",
+    "cispo": "grpo",
     "reinforce_plus_plus": "reinforce_plus_plus",
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
     "ppo": "gae",
@@ -166,8 +168,8 @@ def _estimator(t: Translation) -> None:
     is_grpo = _ESTIMATORS[name] == "grpo"
     note = "" if is_grpo or t.flag(whiten) else "always whitened here"
     t.write("nodes.advantage.estimator", _ESTIMATORS[name], key, note=note)
-    if name == "gspo":
-        t.write(f"{_LOSS}.policy", "gspo", key)
+    if name in ("gspo", "cispo"):
+        t.write(f"{_LOSS}.policy", name, key)
     if t.flag(deviation) and is_grpo:
         t.write("nodes.advantage.normalize_by_std", False, deviation)
     if t.flag(whiten) and is_grpo:
@@ -240,10 +242,20 @@ def correction(t: Translation) -> None:
     t.refuse("is a loss of your own (docs/your_own.md)", "--custom-tis-function-path")
 
 
+@joint("--eps-clip --eps-clip-high", always=True)
+def _clip(t: Translation) -> None:
+    low, high = "--eps-clip", "--eps-clip-high"
+    if t.tree.get(f"{_LOSS}.policy") != "cispo":
+        t.copy(low, f"{_LOSS}.clip_ratio")
+        t.copy(high, f"{_LOSS}.clip_ratio_high")
+        return
+    t.copy(high if t.given(high) else low, f"{_LOSS}.clip_ratio_high")
+    parts.refuse_lower_bound(t, t.number(low, 1), low, "--advantage-estimator")
+
+
 ALGORITHM = (
     _estimator,
-    to("--eps-clip", f"{_LOSS}.clip_ratio", write_default=True),
-    to("--eps-clip-high", f"{_LOSS}.clip_ratio_high"),
+    _clip,
     to("--eps-clip-c", f"{_LOSS}.dual_clip", convert=lambda bound: bound or None),
     to("--entropy-coef", f"{_LOSS}.entropy_coef", write_default=True),
     _loss,
@@ -252,27 +264,49 @@ ALGORITHM = (
 )
 
 
-_OWN_TEACHER = "slime.rollout.on_policy_distillation.reward_func"
+_OWN = "slime.rollout.on_policy_distillation."
+_OWN_TEACHER = f"{_OWN}reward_func"
 
 
-@joint("--use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step")
+@joint(
+    "--use-opd --opd-type --opd-kl-coef --opd-teacher-load --opd-teacher-ckpt-step --rm-url "
+    "--custom-reward-post-process-path"
+)
 def distillation(t: Translation) -> None:
     """Slime's teacher is a model of the policy's shape in Megatron, or a server whose answers are rewards."""
+    post = "--custom-reward-post-process-path"
+    if not str(t.get(post)).startswith(_OWN):
+        t.refuse(_OWN_CODE, post)
     if not t.flag("--use-opd"):
+        t.refuse("rewards are functions of a row", "--rm-url")
         return
     t.write(f"{ADVANTAGE}.coef", t.get("--opd-kl-coef"), "--opd-kl-coef", "--use-opd")
-    put_teachers(t, {"teacher": None}, "data_source")
-    t.put("engines.teacher.group", t.tree.get("engines.actor.group"))
     if t.get("--opd-type") == "megatron":
+        put_teachers(t, {"teacher": None}, "data_source")
+        t.put("engines.teacher.group", t.tree.get("engines.actor.group"))
         engines.like_the_actor(t, "teacher")
+        load, step = "--opd-teacher-load", "--opd-teacher-ckpt-step"
         note = "names the folder of one step, iter_..., in Megatron's distributed format"
-        t.copy("--opd-teacher-load", "engines.teacher.dist_checkpointing_path", note=note)
+        path = t.get(load) if t.number(step) is None else f"{t.get(load)}/iter_{t.number(step):07d}"
+        t.write("engines.teacher.dist_checkpointing_path", path, load, step, note=note)
     else:
-        reason = "name the folder of the model that the server at --rm-url has"
-        t.note("--opd-type", "engines.teacher.model.path", reason)
-        t.put("engines.teacher.model.path", "TEACHER")
+        _served_teacher(t)
     if t.get("--custom-rm-path") == _OWN_TEACHER:
         t.write("nodes.advantage.estimator", "none", "--custom-rm-path", note="the rewards there are 0")
+
+
+def _served_teacher(t: Translation) -> None:
+    """SGLang answers to OpenAI's protocol on the port that slime asks by SGLang's own."""
+    key, target = "--rm-url", "nodes.teacher.endpoint"
+    t.put("nodes.teacher.op", "logprob")
+    t.put("nodes.teacher.write", "teacher_logprob")
+    t.put("nodes.teacher.model", "default")
+    t.put(target, "http://TEACHER:30000/v1")
+    if is_known(t.get(key)):
+        address = str(t.get(key)).rstrip("/").removesuffix("/generate")
+        t.write(target, f"{address}/v1", key, "--opd-type", note="a server of SGLang has one model, by any name")
+    else:
+        t.note(key, target, "name the address of the teacher's server", t.get(key))
 
 
 @joint("--rm-type --custom-rm-path", always=True)
@@ -356,14 +390,11 @@ REST = (
     refused_unless(
         "policy_loss", "losses are `update` with a policy, or nodes sft and dpo (docs/offline.md)", "--loss-type"
     ),
-    refused(
-        "is a node, an agent or a loss of your own (docs/your_own.md, docs/gateway.md)",
-        "--custom-* --rollout-function-path",
-    ),
+    refused(_OWN_CODE, "--custom-* --rollout-function-path"),
     refused("adapters are `engines.actor.lora` (docs/lora.md)", "--lora-* --target-modules"),
     refused("draft layers are not trained", "--mtp-* --enable-mtp-training"),
     refused("wandb reads its own environment, such as WANDB_API_KEY and WANDB_PROJECT", "--wandb-*"),
-    refused("rewards are functions of a row", "--rm-url --reward-key"),
+    refused("rewards are functions of a row", "--reward-key"),
     refused("advantages are those of `estimator`", "--disable-rewards-normalization"),
     refused("images are `data.image_key` (docs/images.md)", "--multimodal-keys"),
     refused("validation sets are parquet files: `data.val`", "--eval-config"),

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dagrl.importing import engines, parts
 from dagrl.importing.table import Translation, implied, joint, refused, refused_unless, under
+from dagrl.importing.teachers import ADVANTAGE, SERVED, put_teachers
 from dagrl.importing.trinity.common import MODEL, TASKS, TYPES, type_default, uses_critic
 
 _ESTIMATORS = {
     **{name: name for name in ("grpo", "rloo", "remax", "opmd", "gigpo")},
+    "grpo_verl": "grpo",
+    "opmd_verl": "opmd",
+    "on_policy_distill": "none",
     "ppo": "gae",
     "reinforceplusplus": "reinforce_plus_plus",
 }
-_LOSSES = {"ppo": "ppo_clip", **{name: name for name in ("gspo", "cispo", "sapo", "topr", "opmd", "m2po")}}
+_LOSSES = {
+    "ppo": "ppo_clip",
+    **{name: name for name in ("gspo", "cispo", "sapo", "topr", "opmd", "m2po")},
+    "importance_sampling": "cispo",
+}
 _CLIPS = {"ppo": (0.2, 0.2), "gspo": (0.0003, 0.0004), "cispo": (None, 0.28)}
 """Trinity's default bounds of the ratio."""
 _ARGUMENTS = {
@@ -23,6 +31,10 @@ _ARGUMENTS = {
     "std_cal_level": "normalize_by_std",
 }
 """``advantage_fn_args`` -> options of the node."""
+_JSD = (
+    "the advantage there is minus a part of the divergence, and does not follow its gradient; the divergence itself is "
+    "`nodes.update.loss.distillation` with `divergence: jsd` (docs/distillation.md); grpo stands in"
+)
 _LOSS = "nodes.update.loss"
 
 
@@ -34,14 +46,16 @@ def _algorithm(t: Translation) -> None:
     name = t.get(advantage) or type_default(t, 0)
     if t.get(key) not in TYPES:
         t.put("nodes.advantage.estimator", "grpo")
-        t.refuse("has no counterpart here, or is a pipeline of its own (docs/offline.md); grpo stands in", key)
+        reason = "has no counterpart here, or is a pipeline of its own (docs/offline.md); grpo stands in"
+        t.refuse(_JSD if t.get(key) == "jsd" else reason, key)
         return
     if name in _ESTIMATORS:
         keys = (key, advantage) if t.given(advantage) else (key,)
         t.write("nodes.advantage.estimator", _ESTIMATORS[name], *keys)
     else:
         t.put("nodes.advantage.estimator", "grpo")
-        t.refuse("has no counterpart: an estimator of your own (docs/your_own.md); grpo stands in", advantage, key)
+        reason = "has no counterpart: an estimator of your own (docs/your_own.md); grpo stands in"
+        t.refuse(_JSD if name == "jsd" else reason, advantage, key)
     for option, target in _ARGUMENTS.items():
         t.copy(f"{arguments}.{option}", f"nodes.advantage.{target}")
     if t.number(f"{arguments}.std_threshold"):
@@ -77,6 +91,8 @@ def _loss(t: Translation) -> None:
         t.write(f"{_LOSS}.policy", _LOSSES[name], key if t.given(key) else "algorithm.algorithm_type")
     if name in _CLIPS:
         _clip(t, name)
+    if name == "importance_sampling":  # -r A there, whose gradient is that of CISPO without a bound.
+        t.put(f"{_LOSS}.clip_ratio_high", 1.0e8)
     if name == "m2po":
         t.put("nodes.held.op", "covariance")
         t.copy(f"{_PREFIX}.m2_threshold", "nodes.held.second_moment", 0.04)
@@ -127,7 +143,32 @@ def _divergence(t: Translation) -> None:
     parts.put_reference(t)
 
 
-ALGORITHM = (_algorithm, _critic, _loss, _divergence)
+@joint("explorer.auxiliary_models*", always=True)
+def _teacher(t: Translation) -> None:
+    """The first auxiliary model is the teacher of ``on_policy_distill``; others judge, in workflows of the user's."""
+    path = "explorer.auxiliary_models.0.model_path"
+    if not _is_distilled(t):
+        t.refuse("an engine that follows none judges: {op: judge} (docs/rewards.md)", *t.current)
+        return
+    t.copy("algorithm.advantage_fn_args.kl_coef", f"{ADVANTAGE}.coef", 1.0)
+    put_teachers(t, {"teacher": None}, "data_source")
+    t.put("engines.teacher.group", t.tree["engines.actor.group"])
+    if t.get(path) is None:
+        t.note(path, "engines.teacher.model.path", "name the folder of the teacher's model")
+        t.put("engines.teacher.model.path", "TEACHER")
+    else:
+        t.copy(path, "engines.teacher.model.path")
+    for key in t.rest():
+        if key.startswith("explorer.auxiliary_models.0."):
+            t.imply(f"{SERVED}, on the trainer's GPUs", key)
+    t.refuse("a row has one teacher: the first model", *t.rest())
+
+
+def _is_distilled(t: Translation) -> bool:
+    return (t.get("algorithm.advantage_fn") or type_default(t, 0)) == "on_policy_distill"
+
+
+ALGORITHM = (_algorithm, _critic, _loss, _divergence, _teacher)
 
 
 @joint(
@@ -151,7 +192,9 @@ def _reward(t: Translation) -> None:
     else:
         t.note(key if t.given(key) else flow, "nodes.reward.fn", "set `fn`: math, or your own; math stands in")
     for option in (f"{TASKS}.default_workflow_type", f"{TASKS}.taskset.default_workflow_type"):
-        if t.given(option) and "math" not in str(t.get(option)):
+        if "on_policy_distill" in str(t.get(option)):
+            t.imply("the teacher reads each sample in `nodes.teacher`; a reward measures the student alone", option)
+        elif t.given(option) and "math" not in str(t.get(option)):
             t.refuse("a Workflow of your own is `nodes.rollout.agent` (docs/gateway.md)", option)
 
 
@@ -204,7 +247,6 @@ REST = (
         "experts' responses are `{op: mix}` with `data.responses` (docs/offline.md)",
         f"{_BUFFER}.auxiliary_buffers* algorithm.sample_strategy*",
     ),
-    refused("an engine that follows none judges: {op: judge} (docs/rewards.md)", "explorer.auxiliary_models*"),
     refused("a run for each stage, from what `dagrl export` makes of the one before", "stages*"),
     refused("is a tool or an environment (docs/multi_turn.md)", under(TASKS, "taskset.workflow_args* *workflow_args*")),
     implied(

@@ -23,6 +23,7 @@ TYPES = {
     "gspo": ("grpo", "gspo", "k2", 2),
     "sapo": ("grpo", "sapo", "k2", 2),
     "gigpo": ("gigpo", "ppo", "k2", 8),
+    "on_policy_distill": ("on_policy_distill", "ppo", "none", 8),
 }
 """``algorithm_type`` -> its defaults of ``advantage_fn``, ``policy_loss_fn``, ``kl_loss_fn`` and ``repeat_times``."""
 

@@ -87,8 +87,8 @@ def _clip(t: Translation) -> None:
     low, high = (key if t.get(key) is not None else plain for key in (f"{plain}_low", f"{plain}_high"))
     if policy != "cispo":
         t.copy(low, f"{_LOSS}.clip_ratio", 0.2)
-    elif t.number(low, 0) < 1:  # Its weights have no lower bound here, and most scripts set one out of reach.
-        t.refuse("weights of cispo have an upper bound only", low)
+    else:
+        parts.refuse_lower_bound(t, t.number(low, 0.2), low)
     if t.get(high, 0.2) != t.get(low, 0.2) or t.given(high) or policy == "cispo":
         t.copy(high, f"{_LOSS}.clip_ratio_high", 0.2)
     if plain not in (low, high):

@@ -21,17 +21,23 @@ _CRITERIA = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geom
 _DIVERGENCES = [f"{over}_{k}" for over in ("token", "seq_sum", "seq_mean", "seq_max") for k in ("k2", "k3")]
 
 
-@joint(under("algorithm", "adv_estimator norm_adv_by_std_in_grpo gamma lam gigpo.*"), always=True)
+@joint(
+    under("algorithm", "adv_estimator norm_adv_by_std_in_grpo gamma lam gigpo.* gdpo_reward_keys gdpo_reward_weights"),
+    always=True,
+)
 def _estimator(t: Translation) -> None:
     key, std, mode = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo", "algorithm.gigpo.mode"
     name = str(t.get(key)).rpartition(".")[2].casefold()
     t.put("nodes.advantage.op", "advantage")
+    if name == "gdpo" and _rewards(t):
+        t.write("nodes.advantage.estimator", name, key)
+        return
     if name not in _ESTIMATORS:
         known = ", ".join(dict.fromkeys(_ESTIMATORS.values()))
         t.put("nodes.advantage.estimator", "grpo")
         reason = f"estimators are {known}, or one of your own (docs/your_own.md)"
         if name == "gdpo":
-            reason = "gdpo needs a reward node for each of its rewards (docs/algorithms.md)"
+            reason = "gdpo needs the names of its rewards in gdpo_reward_keys"
         t.refuse(f"{reason}; grpo stands in", key)
         return
     t.write("nodes.advantage.estimator", _ESTIMATORS[name], key, note=_difference(t, name))
@@ -54,6 +60,19 @@ def _estimator(t: Translation) -> None:
     if _ESTIMATORS[name] == "optimal_token_baseline" and "nodes.old.op" in t.tree:
         # Without the trainer's log-probs (`bypass_mode`) verl refuses it too.
         t.put("nodes.old.statistics", ["prob_square_sum"])
+
+
+def _rewards(t: Translation) -> bool:
+    """Write the names and weights of GDPO's rewards, if they are known; ``score`` is the function's own reward."""
+    keys, weights = (f"algorithm.gdpo_reward_{part}" for part in ("keys", "weights"))
+    names, factors = t.get(keys), t.get(weights)
+    if not isinstance(names, list) or not names:
+        return False
+    if not isinstance(factors, list) or len(factors) != len(names):
+        factors = [1.0] * len(names)
+    columns = ["reward" if name == "score" else re.sub(r"\W", "_", str(name)) for name in names]
+    t.write("nodes.advantage.rewards", dict(zip(columns, factors, strict=True)), keys, weights)
+    return True
 
 
 def _difference(t: Translation, name: str) -> str:
@@ -189,10 +208,6 @@ RULES = (
     _filter,
     _correction,
     to("algorithm.step_advantage_w", "nodes.advantage.step_coef"),
-    refused(
-        "each reward is a node with `write: NAME`; `nodes.advantage.rewards` has their weights",
-        "algorithm.gdpo_reward_keys algorithm.gdpo_reward_weights",
-    ),
     refused("samples are not drawn again by reward", "algorithm.use_pf_ppo"),
     implied(
         "follows from the estimator",

@@ -129,6 +129,12 @@ def _function(t: Translation) -> None:
         note = "verl chooses by `data_source`: mathematics for gsm8k, MATH, AIME and DAPO; else take code, or your own"
         note += parts.DAPO if _DAPO.search(files) else ""
         t.write(target, "math", "default_compute_score", note=note)
+    for name in [name for name in t.tree.get("nodes.advantage.rewards", ()) if name != "reward"]:
+        node, module = f"nodes.{name}", str(t.tree[target]).partition(":")[0]
+        for option, value in (("op", "reward"), ("fn", f"{module}:{name}"), ("write", name)):
+            t.put(f"{node}.{option}", value)
+        reason = "write a function that returns this reward alone: there, `compute_score` returns all of them"
+        t.note(f"{node}.fn", f"{node}.fn", reason, name)
     if "nodes.baseline.op" in t.tree:
         t.put("nodes.baseline.fn", t.tree[target])
         for node in ("reward", "old", "ref", "advantage", "held", "update"):
@@ -176,7 +182,7 @@ def _manager(t: Translation) -> None:
     for key in t.current:
         if t.get(key) == "batch":
             t.refuse("the function gets lists: decorate it with `@dagrl.reward(batched=True)` (docs/rewards.md)", key)
-        elif t.get(key) not in (None, "naive", "dapo", "register", "custom_reward_manager"):
+        elif t.get(key) not in (None, "naive", "dapo", "gdpo", "register", "custom_reward_manager"):
             t.refuse("rewards are functions of a row: `nodes.reward.fn`", key)
 
 
