@@ -87,14 +87,16 @@ def template_parents(name: str) -> list[str]:
 
 
 def setup_commands(templates: Sequence[str]) -> list[str]:
-    """Commands that fetch the models and write the data of templates.
+    """Commands that fetch the models and write the data of templates, and runs from whose weights they start.
 
     They are those of the last template whose comment has any, else those of the templates that they extend.
     """
     for name in reversed(templates):
-        if commands := _SETUP.findall(template_text(name)) or setup_commands(template_parents(name)):
+        own = [command for command in _SETUP.findall(template_text(name)) if command.split()[:3] != [*_RUN, name]]
+        if commands := own or setup_commands(template_parents(name)):
             return commands
     return []
 
 
-_SETUP = re.compile(r"^# {5}((?:pip|hf|dagrl data) .*)$", re.MULTILINE)
+_RUN = ("dagrl", "run")
+_SETUP = re.compile(r"^# {5}((?:pip|hf|dagrl data|dagrl run) .*)$", re.MULTILINE)

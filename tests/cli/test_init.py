@@ -49,6 +49,13 @@ def test_the_readme_has_commands_that_parse_and_those_of_the_template(tmp_path: 
         get_command(app).commands[name].make_context(name, arguments)
 
 
+@pytest.mark.parametrize(("template", "start"), [("tiny_distill", "tiny_sft"), ("smollm2_grpo", "smollm2_sft")])
+def test_the_readme_names_the_run_that_a_template_starts_from(tmp_path: Path, template: str, start: str) -> None:
+    assert main(["init", str(tmp_path / "mine"), "--template", template]) == 0
+    before, _, _ = (tmp_path / "mine/README.md").read_text().partition("dagrl validate")
+    assert f"    dagrl run {start}\n" in before and f"dagrl run {template}" not in before
+
+
 def test_the_pages_that_a_project_names_are_there(tmp_path: Path) -> None:
     assert main(["init", str(tmp_path / "mine"), "--template", "gspo"]) == 0
     texts = [path.read_text() for path in (tmp_path / "mine").iterdir()]
