@@ -121,19 +121,20 @@ _NOT_WITH: tuple[tuple[type[Section], str, tuple[str, ...]], ...] = (
         ),
     ),
 )
-"""Section, key, and options that it takes the place of."""
+"""Section, key, and options that the key replaces."""
 
 
 def check_unused_options(pipeline: Pipeline, findings: Findings) -> None:
     """Report options that have no effect beside the others of their section."""
     for place, section in _sections((), pipeline):
-        given = {name for name in section.model_fields_set if _says_something(section, name)}
+        given = [name for name in _fields_set(section) if _says_something(section, name)]
         for kind, key, values in _ONLY_WITH_VALUE:
             if isinstance(section, kind):
-                _check_values(place, key, getattr(section, key), given & {*values, "args"}, values, findings)
+                options = [option for option in given if option in values or option == "args"]
+                _check_values(place, key, getattr(section, key), options, values, findings)
         for kind, key, options in _ONLY_WITH:
             if isinstance(section, kind) and not getattr(section, key):
-                for option in given.intersection(options):
+                for option in [option for option in options if option in given]:
                     findings.superfluous((*place, option), f"has no effect without `{key}`", "add that")
         for kind, key, options in _NOT_WITH:
             unused = [option for option in options if option in given]
@@ -149,7 +150,7 @@ def _says_something(section: Section, option: str) -> bool:
 
 
 def _check_values(
-    place: Place, key: str, value: str, given: set[str], known: Mapping[str, tuple[str, ...]], findings: Findings
+    place: Place, key: str, value: str, given: list[str], known: Mapping[str, tuple[str, ...]], findings: Findings
 ) -> None:
     own = ":" in value
     for option in given:
@@ -160,11 +161,16 @@ def _check_values(
             findings.superfluous((*place, option), f"`{key}: {value}` has no such option", remedy)
 
 
+def _fields_set(section: Section) -> list[str]:
+    """The options that the file sets, in the order of the schema, so that problems have the same order in each run."""
+    return [name for name in type(section).model_fields if name in section.model_fields_set]
+
+
 def _sections(place: Place, value: object) -> Iterator[tuple[Place, Section]]:
     """Yield the sections of a pipeline that the file writes, with their places."""
     if isinstance(value, Section):
         yield place, value
-        for name in value.model_fields_set:
+        for name in _fields_set(value):
             yield from _sections((*place, name), getattr(value, name))
     elif isinstance(value, dict):
         for name, inner in value.items():
