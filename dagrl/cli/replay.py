@@ -31,6 +31,7 @@ def _post_mortem() -> Iterator[None]:
     except RecordError:
         raise
     except Exception:
+        # The node may run the user's code, which may raise anything. It is raised again in any case.
         if sys.stdin.isatty():
             traceback.print_exc()
             pdb.post_mortem()

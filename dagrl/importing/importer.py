@@ -40,5 +40,6 @@ def import_file(
     except RecursionError as error:
         raise ImportProblem(f"{path}: is nested too deeply, or names itself") from error
     except Exception as error:
+        # A bug in a rule: a script may hold any text. The user gets one sentence, the traceback keeps the cause.
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ImportProblem(f"{path}: cannot be translated, by a fault of dagrl ({why}); please report it") from error

@@ -167,8 +167,8 @@ def _from_folder(source: Path) -> PreTrainedTokenizerBase:
                 str(folder), local_files_only=True, trust_remote_code=False, **options
             )
     except Exception as error:
-        # The library raises any kind of error for a file it does not understand, such as one of a newer version. Some
-        # messages have several lines, the first of which says what is wrong.
+        # transformers raises errors of any class for a file that it cannot parse, for example one of a newer version.
+        # The first line of a message says what is wrong.
         why = CODE_IS_NOT_RUN if "trust_remote_code" in str(error) else str(error).partition("\n")[0].rstrip(" :")
         why = why.removesuffix(" from one of")
         raise ValueError(

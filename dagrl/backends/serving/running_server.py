@@ -133,7 +133,8 @@ class RunningServer(ABC):
     def _live(self) -> None:
         try:
             self.engine, self._loop = self._build()
-        except BaseException as failure:  # noqa: BLE001 - raised in the thread that waits for the start
+        except BaseException as failure:  # noqa: BLE001
+            # SGLang and vLLM may raise anything here, SystemExit included. `_start` raises it in the waiting thread.
             self._started.set_exception(failure)
             return
         self._started.set_result(None)

@@ -48,7 +48,9 @@ def tool_parser(name: str, schemas: Sequence[Mapping[str, Any]]) -> Parser:
             return []
         try:
             _, items = parser.parse_non_stream(_CALL_ID.sub("", answer))
-        except Exception as error:  # noqa: BLE001 (text of a model must not end a run, whatever the parser raises)
+        except Exception as error:  # noqa: BLE001
+            # SGLang's parsers raise many kinds of errors for malformed text: KeyError, SyntaxError, re.error and more.
+            # A model may write such text at any time, and gets the error as the answer to its call.
             return [MalformedCall(f"the tool call cannot be read: {error}")]
         calls = [parsed_call(str(item.name), item.parameters) for item in items]
         ids = _ids(answer)

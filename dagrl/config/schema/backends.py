@@ -63,7 +63,7 @@ class _BrokenSection(EngineSpec):
 def _section(name: str, package: str) -> type[EngineSpec]:
     try:
         module = importlib.import_module(f"{package}.section")
-    except Exception as error:  # The code of another package may raise anything.
+    except Exception as error:  # Importing another package may raise anything; `why_broken` names it.
         if package.startswith(f"{_PACKAGE}."):
             raise
         section = create_model(f"Broken{name.title()}", __base__=_BrokenSection, backend=(Literal[name], ...))  # type: ignore[arg-type]

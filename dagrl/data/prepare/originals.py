@@ -180,7 +180,8 @@ def _modelscope_folder(name: str, files: Sequence[str]) -> Path:
     try:
         return Path(dataset_snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:
-        # Its errors have other classes in each version, some without a common base; nothing of ours runs in there.
+        # ModelScope's exception classes differ between versions, and some share no base class. The call runs no code
+        # of dagrl that could fail.
         raise _unreachable(name, "ModelScope", error) from error
 
 

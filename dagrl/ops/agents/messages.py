@@ -193,7 +193,7 @@ def _decoded(key: str, data: bytes, vision: ImageSettings) -> SeenImage:
         pixels = image.width * image.height
         if pixels <= _MOST_PIXELS:
             return SeenImage(f"sha256:{key}", resized(image, vision))
-    except Exception as error:  # Pillow's decoders raise anything for a broken file.
+    except Exception as error:  # Pillow's decoders may raise anything for a broken file.
         raise RequestError(f"an image cannot be read as {', '.join(_FORMATS)}: {error}") from error
     raise RequestError(f"an image has {pixels} pixels, more than {_MOST_PIXELS}; send a smaller one")
 

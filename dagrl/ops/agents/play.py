@@ -296,7 +296,8 @@ class AgentRollouts:
     async def _scored(self, ended: dict[int, Trajectory], score: ScoreGroup) -> None:
         try:
             trajectories = await scored(dict(sorted(ended.items())), score, self._setup.spec.timeout_s)
-        except Exception as failure:  # noqa: BLE001 - raised in the thread that yields
+        except Exception as failure:  # noqa: BLE001
+            # The user's function may raise anything. The thread that yields the responses raises it.
             self.broken(failure)
             return
         for row, trajectory in trajectories.items():

@@ -141,7 +141,8 @@ class BackgroundWriter:
                 self._copied.set()
             self._write(files, failure, writer, metadata)
         except Exception as error:  # noqa: BLE001
-            # Any exception: it would otherwise be lost with the thread, and the state would count as written.
+            # Megatron's writer and torch.distributed may raise anything. An exception that ended the thread would be
+            # lost, and the state would count as written; `finish` raises it instead.
             self._failure = error
 
     def _write(
