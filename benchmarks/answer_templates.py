@@ -1,4 +1,4 @@
-r"""Templates of answer_formats: responses around an answer, other notations of an answer, and near misses of it.
+r"""Templates of answer_formats and near_misses: responses around an answer, notations of it, and near misses.
 
 In a response ``@`` is the answer. In a notation ``@`` and a letter is a part of the answer, which the table names.
 """

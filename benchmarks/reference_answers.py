@@ -3,8 +3,8 @@ r"""How many right answers the math reward accepts, and how many wrong ones, ove
     python data_preprocess/gsm8k.py --local_dir data/gsm8k --source ORIGINALS
     python benchmarks/reference_answers.py data/gsm8k/train.parquet data/gsm8k/test.parquet --list unexpected.jsonl
 
-For each reference answer, `answer_formats` writes right responses in many formats and wrong ones that are near misses,
-all of a verdict that is known by construction. ``--right`` and ``--wrong`` of them are drawn for each row, so that all
+For each reference answer, `answer_formats` writes right responses in many formats and `near_misses` wrong ones,
+so that each verdict is known by construction. ``--right`` and ``--wrong`` of them are drawn for each row, so that all
 references and all formats have their turn. The authors' own worked solutions (``extra_info.answer``) are scored beside
 them: they are no verdict, as some do not end with their answer.
 """
@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pyarrow.parquet as pq
-from answer_formats import Output, Reference, read_reference, right_outputs, wrong_outputs
+from answer_formats import Output, right_outputs
+from answer_references import Reference, read_reference
+from near_misses import wrong_outputs
 
 from dagrl.rewards.math import math_reward
 

@@ -49,17 +49,18 @@ def prompts(tmp_path: Path) -> Path:
     ],
 )
 def test_kinds_of_references(benchmark_module, answer: str, kind: str, value: Fraction | None, parts: tuple) -> None:
-    reference = benchmark_module("answer_formats").read_reference(answer)
+    reference = benchmark_module("answer_references").read_reference(answer)
     assert (reference.kind, reference.value, reference.parts) == (kind, value, parts)
 
 
 def test_a_near_miss_that_equals_the_reference_is_left_out(benchmark_module) -> None:
-    formats = benchmark_module("answer_formats")
-    misses = {miss.format for miss in formats.wrong_outputs(formats.read_reference("0"), formats.read_reference("0"))}
+    read = benchmark_module("answer_references").read_reference
+    wrong = benchmark_module("near_misses").wrong_outputs
+    misses = {miss.format for miss in wrong(read("0"), read("0"))}
     assert "one more" in misses
     assert misses.isdisjoint({"sign", "ten times", "another reference"})
-    assert not any(each.right for each in formats.wrong_outputs(formats.read_reference("0"), None))
-    swapped = {miss.format for miss in formats.wrong_outputs(formats.read_reference("(2,2)"), None)}
+    assert not any(each.right for each in wrong(read("0"), None))
+    swapped = {miss.format for miss in wrong(read("(2,2)"), None)}
     assert "two elements swapped" not in swapped
 
 
