@@ -1,4 +1,4 @@
-"""Plans of the cases of benchmarks/plan_accuracy.py against runs of them on H200s: "Plans beside runs" in RESULTS.md.
+"""Plans of the cases of benchmarks/plan_accuracy.py against runs of them on H200s: `docs/plan.md` lists them.
 
 Memory within 10 %, steps and their nodes within 20 %. Other runs were under way on other GPUs of the host, but for
 those that nothing was fitted to.

@@ -33,7 +33,7 @@ _PEERS_SHARE = 0.70
 _NETWORK_SHARE = 0.75
 """Share of the network in NCCL's collectives; not measured."""
 _FROM_HOST_SHARE = 0.76
-"""Share of PCIe from pinned memory: a trainer of 1.7B wakes with 49 GB/s of 64 ("Plans beside runs")."""
+"""Share of PCIe from pinned memory: a trainer of 1.7B wakes with 49 GB/s of 64 (benchmarks/plan_accuracy.py)."""
 _TO_HOST_SHARE = 0.74
 """The other way: 46 to 48 GB/s of 64, in the same runs."""
 

@@ -257,7 +257,7 @@ def test_a_step_of_a_mixture() -> None:
 
 
 PARAMETERS = 1.72e9
-"""Of the model of "Plans beside runs", in bfloat16, with float32 weights and moments."""
+"""The model of benchmarks/plan_accuracy.py, in bfloat16, with float32 weights and moments."""
 
 
 @pytest.mark.parametrize("down", [0.45, 0.52])

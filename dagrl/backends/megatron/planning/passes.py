@@ -45,7 +45,7 @@ _HOST_ADAM_BYTES_PER_S = 30e9
 _HOST_ADAM_BYTES = 28
 _SHARING = Seconds(0.18e-3, 0.27e-3)
 """Seconds that `prefix_sharing` adds to a layer for each micro-batch on a GPU: keys and values are gathered, and their
-gradients summed. Fitted to steps of 1.7B (RESULTS.md, "Plans beside runs")."""
+gradients summed. Fitted to steps of 1.7B (benchmarks/plan_accuracy.py)."""
 
 
 @dataclass(frozen=True)
