@@ -130,8 +130,8 @@ def check_unused_options(pipeline: Pipeline, findings: Findings) -> None:
         given = [name for name in _fields_set(section) if _says_something(section, name)]
         for kind, key, values in _ONLY_WITH_VALUE:
             if isinstance(section, kind):
-                options = [option for option in given if option in values or option == "args"]
-                _check_values(place, key, getattr(section, key), options, values, findings)
+                known = [option for option in given if option in values or option == "args"]
+                _check_values(place, key, getattr(section, key), known, values, findings)
         for kind, key, options in _ONLY_WITH:
             if isinstance(section, kind) and not getattr(section, key):
                 for option in [option for option in options if option in given]:
