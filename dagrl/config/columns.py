@@ -39,7 +39,7 @@ class ColumnSpec:
 
     name: str
     dtype: str
-    """A numpy dtype's name; ``uint8`` for text, which is held as UTF-8."""
+    """A numpy dtype's name; ``uint8`` for text, stored as UTF-8."""
     shape: Shape
     meaning: str
 
@@ -52,7 +52,7 @@ _CORE = (
     ColumnSpec("answer", "uint8", Shape.TEXT, "reference answer (reward_model.ground_truth)"),
     ColumnSpec("data_source", "uint8", Shape.TEXT, "name of the data set"),
     ColumnSpec("extra_info", "uint8", Shape.TEXT, "the row's extra_info, as JSON"),
-    ColumnSpec("data_set", "uint8", Shape.TEXT, "name of the source, or of the validation set, that the row is of"),
+    ColumnSpec("data_set", "uint8", Shape.TEXT, "name of the row's source or validation set"),
     ColumnSpec(
         "pixel_values", "uint8", Shape.IMAGES, "pixels of the prompt's images, one image after the other [n, 3]"
     ),
@@ -96,7 +96,9 @@ _CORE = (
     ColumnSpec(
         "teacher_logprob", "float32", Shape.RESPONSE, "log-prob under a teacher; NaN in rows that it has not read"
     ),
-    ColumnSpec("teacher_prompt_tokens", "int64", Shape.PROMPT, "the prompt with what a teacher is told beside it"),
+    ColumnSpec(
+        "teacher_prompt_tokens", "int64", Shape.PROMPT, "the teacher's prompt: the row's prompt with added information"
+    ),
     ColumnSpec("teacher_mask", "float32", Shape.SAMPLE, "1 where the row takes part in distillation"),
     ColumnSpec("topk_ids", "int32", Shape.TOPK, "likeliest tokens under an engine's weights; -1 where there are fewer"),
     ColumnSpec("topk_logprob", "float32", Shape.TOPK, "their log-probs"),

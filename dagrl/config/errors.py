@@ -34,7 +34,7 @@ class Problem:
 
 
 class Removal(str):
-    """A message about a key that has to go."""
+    """A message whose remedy is to remove the key."""
 
     why: str
     """The message without its remedy."""
@@ -95,7 +95,7 @@ def dotted(place: Place) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known name that `word` most likely stands for: one that starts with it, or one spelled like it."""
+    """The known name that `word` most likely means: one that starts with it, or has a similar spelling."""
     folded = {name.casefold(): name for name in known}
     begun = _begun_by(word, folded)
     close = [begun[0]] if len(begun) == 1 else difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
@@ -110,7 +110,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
         return f"did you mean {' or '.join(f'`{name}`' for name in begun)}?"
     if len(begun) < 2 and (near := nearest(word, names)):
         return f"did you mean `{near}`?"
-    return f"choose from: {', '.join(begun or names)}" if names else "there is none to choose from"
+    return f"choose from: {', '.join(begun or names)}" if names else "there are no names to choose from"
 
 
 def _begun_by(word: str, names: Iterable[str]) -> list[str]:
@@ -125,7 +125,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """A number with a noun: ``1 request``, ``1,000 requests``."""
+    """Format a number with a noun: ``1 request``, ``1,000 requests``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

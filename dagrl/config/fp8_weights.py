@@ -42,7 +42,7 @@ class Fp8Weights:
     """Modules that keep the trainer's format: whole names, or any part of a name between dots."""
 
     def choose(self, tensors: NamedShapes) -> frozenset[str]:
-        """Return the names of the weights that are quantised, of all `tensors` of a model.
+        """Return the names of those of a model's `tensors` that are quantised.
 
         Modules that engines fuse are quantised together or not at all.
         """
@@ -88,10 +88,9 @@ def scaled_part(granularity: Granularity, shape: tuple[int, ...]) -> tuple[int, 
 
 
 def _compressed_tensors(others: list[str]) -> dict[str, Any]:
-    """Return the config of weights with a scale for each channel, all but those of the modules `others`."""
+    """Return the config of weights with a scale for each channel. Modules in `others` are not quantised."""
     numbers = {"num_bits": 8, "type": "float", "symmetric": True}
-    # Not every server knows of every model which modules it has fused. An output layer that is the embedding has no
-    # tensor.
+    # Some servers do not know which modules they have fused. An output layer tied to the embedding has no tensor.
     ignored = dict.fromkeys(name for module in (*others, "lm_head") for name in (module, _fused(module)))
     return {
         "quant_method": "compressed-tensors",

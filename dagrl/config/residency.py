@@ -1,14 +1,14 @@
-"""How much of an engine is in its devices' memory: what engines on one group take turns by."""
+"""How much of an engine is in its devices' memory. Engines on one group take turns by changing it."""
 
 from enum import IntEnum
 
 
 class Residency(IntEnum):
-    """From nothing to everything. A generator's weights come back before its cache, so that new ones can come in."""
+    """From nothing to everything. A generator's weights return before its cache, so that it can receive new weights."""
 
     ASLEEP = 0
-    """Nothing: what matters waits in host memory."""
+    """Nothing: the state waits in host memory."""
     WEIGHTS = 1
-    """The weights alone: enough to send them, or to take them in."""
+    """The weights alone: enough to send or receive them."""
     AWAKE = 2
-    """All that it needs to work."""
+    """Everything that it needs to work."""

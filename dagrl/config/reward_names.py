@@ -1,4 +1,4 @@
-"""Rewards that come with dagrl, by the names that a pipeline gives them."""
+"""Built-in rewards, by their names in a pipeline."""
 
 from __future__ import annotations
 
@@ -9,4 +9,5 @@ BUILT_IN_REWARDS = {
     "exact": "dagrl.rewards.exact:exact_reward",
     "math": "dagrl.rewards.math:math_reward",
 }
-"""Name -> where the function is. Their modules are light: that `args` fit is checked before a run."""
+"""Name -> ``module:function``. The modules import little, because `args` are checked against the function before a
+run."""

@@ -46,7 +46,7 @@ def shaped_rewards(node: AdvantageNode, batch: Batch, *, longest: np.ndarray) ->
 
     `longest`, int64 [S], bounds one row: terms that compare with it take a trajectory's longest one.
     """
-    if node.estimator in ("none", "gdpo"):  # They do not read ``reward``.
+    if node.estimator in ("none", "gdpo"):  # These estimators do not read ``reward``.
         return np.zeros(len(batch)), {}
     rewards = batch["reward"].values.astype(np.float64)
     longest_rows = batch["longest_row"].values
@@ -89,7 +89,7 @@ def _charged(spec: KlInRewardSpec, batch: Batch, context: Context, stats: dict[s
 
 
 def _distilled(advantages: Column, spec: AdvantageDistillationSpec, batch: Batch, stats: dict[str, Stat]) -> Column:
-    """The advantages with what a teacher prefers. Adds statistics to `stats`."""
+    """The advantages plus the distillation term. Adds statistics to `stats`."""
     taught = batch["teacher_mask"].values if "teacher_mask" in batch else None
     logprobs = batch["teacher_logprob"], batch["old_logprob"]
     preferred, apart = distilled_advantages(*logprobs, batch["response_mask"], spec, taught)

@@ -44,11 +44,12 @@ class Output:
     stats: Mapping[str, Stat] = field(default_factory=dict)
     """Metrics, to be merged over shards and ranks."""
     counts: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Only from a rollout or an update: what the account counts of each row, int64 [rows]."""
+    """Only from a rollout or an update: counts of each row's tokens for the account, int64 [rows]."""
     prompts: np.ndarray | None = None
     """Only from the source: ids of the groups' prompts, int64 [groups]."""
     dropped: tuple[int, ...] = ()
-    """Only from the source: ids of prompts that are too long. Then there are no rows: others must take their places."""
+    """Only from the source: ids of prompts that are too long. There are no rows then, and other prompts must replace
+    these."""
     outcomes: GroupOutcomes | None = None
     """Outcomes of groups, from a filter or the step's sink."""
     sampled: int = 0
@@ -56,7 +57,7 @@ class Output:
     unfinished: bool = False
     """Only from a rollout: the groups were aborted; the columns hold their partial responses, if these are kept."""
     uncounted: tuple[str, ...] = ()
-    """Columns of tokens that do not count towards a row's length."""
+    """Token columns that do not count towards a row's length."""
 
     @staticmethod
     def together(outputs: Sequence[Output]) -> Output:
@@ -109,7 +110,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One call of an op: its work, and what the worker has for it."""
+    """One call of an op: its work, and the worker's state for it."""
 
     work: TaskWork
     resources: Resources
@@ -121,7 +122,7 @@ class Context:
     """Only for a rollout: whether it has to end early."""
 
     def work_as[Kind: TaskWork](self, kind: type[Kind]) -> Kind:
-        """The work of an op that gets work of this kind alone."""
+        """The work of an op, of this kind."""
         assert isinstance(self.work, kind), f"{self.work.op} got {type(self.work).__name__}"
         return self.work
 
@@ -167,7 +168,7 @@ class Context:
         return cast(ScoreEngine, self.engine)
 
     def scored_weights(self) -> AbstractContextManager[None]:
-        """Context in which the engine of a forward pass has the weights that the pass is of."""
+        """Context in which the engine has the weights of a forward pass."""
         work = self.work_as(ScoreWork)
         if work.averaged:
             return self.trainer.average_weights()
@@ -198,19 +199,19 @@ class Context:
 
     @property
     def policy_version(self) -> int:
-        """The weight version that a rollout begins with: that of its work, or a newer one that has arrived since."""
+        """The weight version at the start of a rollout: its work's version, or a newer one that has arrived since."""
         work = self.work
         begins_with = work.weights.version if isinstance(work, RolloutWork) and work.weights else NO_WEIGHTS
         return max(self.generator.policy_version, begins_with)
 
     @property
     def keeps_unfinished(self) -> bool:
-        """Whether later steps continue the responses that a rollout leaves unfinished."""
+        """Whether later steps continue unfinished responses of a rollout."""
         return self.rollout.partial_rollout and not self.validation
 
     @property
     def oldest_continued_step(self) -> int:
-        """The first step whose unfinished responses this step, or one that overlaps with it, may continue."""
+        """The earliest step whose unfinished responses may be continued by this step or one that overlaps with it."""
         return self.step - self.rollout.partial_rollout_max_age - self.pipeline.schedule.max_staleness
 
     @property
@@ -232,7 +233,7 @@ class Context:
 
     @property
     def own_samplings(self) -> dict[str, SamplingSpec]:
-        """Source, or validation set -> sampling of its rows, for those that have their own."""
+        """Source or validation set with its own sampling -> sampling of its rows."""
         if not self.pipeline.rollouts:
             return {}
         sampled_by = self.sampled_by or self.pipeline.leading_rollout

@@ -18,13 +18,13 @@ from dagrl.ops.trajectories import first_rows, own_rows
 from dagrl.ops.work import BufferWork
 
 _IDS = ("sample_id", "group_id")
-"""Columns that returned rows get anew."""
+"""Columns that are written anew for returned rows."""
 
 
 def buffer(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the step's rows as they are, then those that return, under new ids.
+    """Yield the step's rows unchanged, then the returned rows under new ids.
 
-    Raises ValueError for files that are damaged or of another model, OSError on a full disk.
+    Raises ValueError for files that are damaged or belong to another model, OSError on a full disk.
     """
     (part,) = parts
     node, work = context.declared(BufferNode), context.work_as(BufferWork)
@@ -119,7 +119,7 @@ def _groups(
 
 
 def _needed_steps(context: Context) -> set[int]:
-    """Steps that the run may resume from: those with a checkpoint, those that may still get one, and the last one."""
+    """Steps from which the run may resume: steps with a checkpoint, steps that may still get one, and the last step."""
     committed, save_every = context.work.committed, context.pipeline.run.save_every
     folder: Path = context.resources.run_dir / "checkpoints"
     names = [path.name.rpartition("_")[2] for path in folder.glob("step_*")]
@@ -130,6 +130,6 @@ def _needed_steps(context: Context) -> set[int]:
 
 
 def _origin(context: Context) -> dict[str, str]:
-    """What rows of the buffer have in common with the run's. Weights may differ: rows have their own log-probs."""
+    """Properties that rows of the buffer share with the run. Weights may differ: rows have their own log-probs."""
     model = context.pipeline.model
     return {"model": model_fingerprint(model), "tokenizer": tokenizer_fingerprint(model)}

@@ -1,4 +1,5 @@
-"""``covariance``: marks the few tokens that an update holds back (Clip-Cov, KL-Cov, M2PO, high-entropy tokens)."""
+"""``covariance``: marks the few tokens that an update clips, penalises or masks (Clip-Cov, KL-Cov, M2PO, high-entropy
+tokens)."""
 
 from __future__ import annotations
 

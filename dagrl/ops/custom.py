@@ -40,7 +40,7 @@ def custom_op(place: str, folder: Path | None) -> Op:
 
 def _column(name: str, values: Any, rows: int, where: str) -> Column:
     try:
-        # One more than there must be: an iterator may have no end.
+        # At most one item more than required, because an iterator may not end.
         listed = [*islice(values, rows + 1)]
     except TypeError as error:
         raise ValueError(

@@ -49,8 +49,8 @@ from dagrl.plugins.declarations import load_formula
 def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, context: Context) -> Column:
     """Advantages by the node's function, float32, ragged as the response mask and 0 outside it.
 
-    `rewards` is what the function gets as ``reward``, float64 [S]. Raises ValueError with the function's location if it
-    fails or returns something else.
+    The function gets `rewards`, float64 [S], as ``reward``. Raises ValueError with the function's location if it fails
+    or returns something else.
     """
     loaded = context.resources.once(f"estimator {node.estimator}", lambda: load_formula(node, context.resources.folder))
     assert loaded is not None, "the node names a function"
@@ -71,7 +71,7 @@ def own_advantages(node: AdvantageNode, batch: Batch, rewards: np.ndarray, conte
 
 def _per_token(result: Any, mask: Column, where: str) -> np.ndarray:
     try:
-        # One more than there must be: an iterator may have no end.
+        # At most one item more than required, because an iterator may not end.
         rows = [np.asarray(row, dtype=np.float64) for row in islice(result, len(mask) + 1)]
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
@@ -92,7 +92,7 @@ def _per_token(result: Any, mask: Column, where: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class EstimatorInputs:
-    """What estimators compute advantages from: a row for each response that the policy has sampled."""
+    """The inputs of estimators: a row for each response that the policy sampled."""
 
     node: AdvantageNode
     batch: Batch
@@ -110,14 +110,14 @@ class EstimatorInputs:
         return self.rewards if self.charges is None else self.rewards - row_sums(self.charges)
 
     def on_tokens(self, rewards: np.ndarray, charges: Column | None = None) -> Column:
-        """Rewards on the tokens of responses; those of turns are known if an environment gives them."""
+        """Rewards on the tokens of responses, including rewards of turns if an environment gives them."""
         placed = self.batch.columns.get("token_reward")
         return token_rewards(rewards, self.batch["response_mask"], placed=placed, charges=charges)
 
     def arguments(self, formula: Callable[..., Column]) -> dict[str, object]:
         """The arguments of a formula by its parameters' names; the others are options of the node.
 
-        A formula without `charges` of its own takes rewards that are charged.
+        A formula without the parameter `charges` gets rewards with the charges subtracted.
         """
         names, node, batch = inspect.signature(formula).parameters, self.node, self.batch
         known: dict[str, Callable[[], object]] = {
@@ -207,7 +207,7 @@ _COLUMNS = {
     "tokens": "response_tokens",
     "turns": "token_turn",
 }
-"""Parameters of formulas that are columns."""
+"""Parameters of formulas that take columns."""
 _ESTIMATORS: dict[str, Callable[..., Column]] = {
     "grpo": grpo_advantages,
     "dr_grpo": dr_grpo_advantages,

@@ -1,6 +1,6 @@
 """``experience``, the implicit node where a pipeline is cut: writes batches in one part, reads them in the other.
 
-`dagrl.graph.cut` decides which columns these are.
+`dagrl.graph.cut` chooses the columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagrl.ops.work import ExperienceWork
 
 
 def experience(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Write the step's batch, or yield the shards of one that was written: its groups, in their order."""
+    """Write the step's batch, or yield the shards of a written one, with its groups in their order."""
     work = context.work_as(ExperienceWork)
     if parts:
         (part,) = parts

@@ -1,4 +1,4 @@
-"""``filter``: selects the groups of a round that the step may train on. Writes no column."""
+"""``filter``: selects the groups of a round for training. Writes no column."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dagrl.plugins.declarations import rule_columns
 def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the rows of the groups that pass. Raises ValueError unless the metric has one number per sample.
 
-    Samples whose agent failed do not count, and a group without others does not pass.
+    Samples with a failed agent do not count, and a group with only such samples does not pass.
     """
     node = context.declared(FilterNode)
     (part,) = parts
@@ -31,7 +31,8 @@ def filter(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     samples = [own_rows(first_rows(mine, context)) for mine in members]
     passing = [len(mine) > 0 and passes(mine) for mine in samples]
     passed = groups[passing]
-    # Over all samples; `samples` reports those that the step trains on, which no longer measure the policy.
+    # These metrics cover all samples. `samples` reports the ones that the step trains on, which no longer measure the
+    # policy.
     counted = own_rows(first_rows(batch, context))
     stats = {} if node.fn else {f"filter/{node.metric}": Stat.of(counted[node.metric].values)}
     stats |= _kept_of_sources(members, passing, context)

@@ -38,7 +38,7 @@ type PendingReply = Callable[[], EndpointReply]
 
 
 class JudgeError(ValueError):
-    """A response has no score; the message names the sample and shows the judge's reply."""
+    """A response without a score; the message names the sample and shows the judge's reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _JudgeScore:
 
 
 def judge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the scores of each shard. Raises JudgeError if one has none and ``on_error`` is stop.
+    """Yield the scores of each shard. Raises JudgeError for a response without a score if ``on_error`` is stop.
 
     The questions of all shards are asked concurrently, up to the node's limit.
     """
@@ -130,7 +130,7 @@ def _over_endpoint(
 def _on_engine(
     parts: Sequence[OpInput], judged: Sequence[Sequence[Judged]], node: JudgeNode, context: Context
 ) -> Generator[list[PendingReply]]:
-    """Replies of each part; the engine generates those of all parts together."""
+    """Replies of each part; the engine generates all parts together."""
     engine = context.generator
     tokenizer = context.resources.once(f"tokenizer of {node.engine}", lambda: _tokenizer(node, context.resources))
     settings = judge_settings(context.pipeline, node)
@@ -163,7 +163,7 @@ def _images(part: OpInput, node: JudgeNode) -> list[PromptImages]:
 
 
 def _seed(node: JudgeNode, row: int, context: Context) -> int:
-    """Differs from the seed of the response and from those of other judges."""
+    """The seed differs from the response's seed and from seeds of other judges."""
     own = list(context.pipeline.nodes.values()).index(node)
     return int(np.random.SeedSequence([sample_seed(context, row), own]).generate_state(1, np.uint64)[0])
 
@@ -260,7 +260,7 @@ type PromptImages = tuple[np.ndarray, ...]
 def content(template: str, judged: Judged, images: PromptImages) -> str | list[_Message]:
     """The question as text, or as parts of types ``text`` and ``image`` if there are images.
 
-    Only the prompt marks images: a response that has the same text keeps it.
+    Only the prompt marks images: the same text in a response is kept.
     """
     if not images:
         return filled(template, judged)
@@ -299,7 +299,7 @@ def fitted(images: PromptImages, settings: ImageSettings) -> PromptImages:
 def without_tokens(
     messages: Sequence[_Message], tokenizer: PreTrainedTokenizerBase, settings: ImageSettings
 ) -> list[_Message]:
-    """Messages whose text does not look like an image: a response may have sampled its token."""
+    """Messages whose text is not read as an image: a response may have sampled an image token."""
     placeholder = _placeholder(tokenizer, settings)
 
     def cleaned(part: _Message) -> _Message:
@@ -313,7 +313,7 @@ def expanded(
 ) -> np.ndarray:
     """Token ids of a question, int64, with the tokens of each image where the chat template names it.
 
-    ValueError if it names other than the number of images.
+    Raises ValueError if their numbers differ.
     """
     placeholder = _placeholder(tokenizer, settings)
     pieces = text.split(placeholder)

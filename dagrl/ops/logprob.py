@@ -1,5 +1,5 @@
-"""``logprob``: log-probs of the sampled tokens under an engine's current, initial or averaged weights, or those of a
-model behind an endpoint.
+"""``logprob``: log-probs of the sampled tokens under an engine's current, initial or averaged weights, or from a model
+behind an endpoint.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 _NO_TOKENS = ScoredTokens(np.zeros(0, dtype=np.float32), None)
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""Stands for a part of a character, which servers write differently."""
+"""The replacement character, for a part of a character, which servers write differently."""
 _SPACES = "\N{LOWER ONE EIGHTH BLOCK}\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
 
 
 class TeacherError(ValueError):
-    """A response has no log-probs; the message names the sample and the endpoint."""
+    """A response without log-probs; the message names the sample and the endpoint."""
 
 
 def logprob(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the log-probs of each shard, and what else the node asks for.
+    """Yield the log-probs of each shard, with the node's other columns.
 
     Logits are divided by the sampling temperature.
     """
     node = context.declared(LogprobNode)
-    # A rank without rows still takes part, because others may have some.
+    # A rank without rows still takes part, because other ranks may have rows.
     chosen = [selected_rows(node, part.batch, context) for part in parts]
     batches = [part.batch if rows is None else part.batch.take(rows) for part, rows in zip(parts, chosen, strict=True)]
     scored = (_over_endpoint if node.endpoint else _on_engine)(batches, node, context)
@@ -105,8 +105,8 @@ def _scored(asked: Future[ScoredTokens], row: int) -> np.ndarray:
 def compare_texts(theirs: Sequence[str], response: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise EndpointError if a server that returns no ids has scored another token, by its text.
 
-    Servers write a token as its decoded text or as it stands in the vocabulary, with or without the space before it.
-    A part of a character has no text of its own, and special tokens may be left out.
+    Servers write a token as its decoded text or its vocabulary entry, with or without the space before it. A part of a
+    character has no text, and special tokens may be omitted.
     """
     added = tokenizer.added_tokens_decoder.items()
     special = {*tokenizer.all_special_ids, *(token for token, how in added if how.special)}

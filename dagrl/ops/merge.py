@@ -1,4 +1,4 @@
-"""``merge``: takes each row from the first of several columns that has it."""
+"""``merge``: takes each row from the first of several columns that has the row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def merge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         covered = np.any(has, axis=0)
         if node.uncovered == "stop" and not covered.all():
             raise ValueError(_uncovered(node, batch, int(np.flatnonzero(~covered)[0])))
-        # The first column that has the row; the first of all where none has it.
+        # The first column that has the row; column 0 if no column has it.
         rows = has.argmax(axis=0) * len(batch) + np.arange(len(batch))
         merged = {written: Column.concat(columns).take(rows)}
         if node.uncovered == "skip":

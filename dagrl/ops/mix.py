@@ -1,4 +1,4 @@
-"""``mix``: replaces the last responses of each group by an expert's from the data set."""
+"""``mix``: replaces the last responses of each group by expert responses from the data set."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _mixed(batch: Batch, per_prompt: int) -> dict[str, Column]:
     ours = {
         "response_tokens": given,
         "response_mask": Column(np.ones(count, dtype=np.float32), given.offsets),
-        # Placeholders: these tokens were not sampled, and losses skip rows with is_expert.
+        # Placeholders: these tokens are not sampled, and losses skip rows with is_expert.
         "rollout_logprob": Column(np.zeros(count, dtype=np.float32), given.offsets),
         "finish_reason": Column.text(["stop"] * len(batch)),
     }

@@ -75,7 +75,7 @@ def _validation_prompts(context: Context) -> ReadPrompts:
 
 
 def _repeat(columns: Mapping[str, Column], times: np.ndarray, first_group: int, group_size: int) -> Batch:
-    """Each prompt so many `times`; see `BatchIndex` for `group_size`."""
+    """Repeats each prompt `times` times; see `BatchIndex` for `group_size`."""
     prompts = np.repeat(np.arange(len(times), dtype=np.int64), times)
     rows = (first_group + prompts) * group_size + np.arange(len(prompts)) - np.repeat(np.cumsum(times) - times, times)
     given = [column for name, column in columns.items() if name.startswith("responses.")]

@@ -33,7 +33,7 @@ class Turn:
     calls: int = 0
     failed_calls: int = 0
     interrupted: bool = False
-    """Whether an abort has ended it, so that the next completion continues it."""
+    """Whether an abort ended it, so that the next completion continues it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Response:
     masked: int = 0
     """Tokens that are masked because older weights have sampled them."""
     counts: Mapping[str, int] | None = None
-    """Only in an agent rollout: what the account counts of this row."""
+    """Only in an agent rollout: counts of this row's tokens for the account."""
     agent: AgentRow | None = None
     images: tuple[np.ndarray, ...] = ()
     """Images in observations, uint8 [height, width, 3] each."""
@@ -92,11 +92,11 @@ class Response:
 
     @property
     def turn_start(self) -> int:
-        """Index of the first token of the turn that the next completion belongs to."""
+        """Index of the first token of the turn of the next completion."""
         return self.turns[-1].begin if self.turns and self.turns[-1].interrupted else len(self.tokens)
 
     def with_turn(self, completion: Completion) -> Response:
-        """Append a completion as a turn, or to the turn that an abort has interrupted."""
+        """Append a completion as a turn, or to the turn that an abort interrupted."""
         earlier = self.turns[:-1] if self.turns and self.turns[-1].interrupted else self.turns
         interrupted = completion.finish_reason == ABORTED
         turn = Turn(self.turn_start, len(self.tokens) + len(completion.tokens), interrupted=interrupted)
@@ -119,7 +119,7 @@ class Response:
             mask=np.concatenate([self.mask, np.zeros(len(tokens), dtype=np.float32)]),
             versions=np.concatenate([self.versions, not_sampled(len(tokens))]),
             finish_reason=ABORTED,
-            # They do not cover the observation; the next completion reports routes for all tokens.
+            # The routes do not cover the observation; the next completion reports routes for all tokens.
             routed_experts=None,
         )
 
@@ -131,7 +131,7 @@ class Response:
         return replace(self, finish_reason=reason)
 
     def without_older(self, version: int) -> Response:
-        """Mask tokens that weights before `version` have sampled."""
+        """Mask tokens sampled by weights older than `version`."""
         older = self.versions < version
         return replace(self, mask=self.mask * ~older, masked=self.masked + int(np.count_nonzero(self.mask[older])))
 
@@ -154,9 +154,9 @@ class Response:
 def counts_of(responses: Sequence[Response]) -> dict[str, np.ndarray]:
     """The account's counts of responses, int64 [responses] each.
 
-    ``sampled`` in this step; ``begun``, 0 unless tokens of earlier steps are continued; ``outdated``, whether those
-    were too old; ``masked`` because older weights have sampled them. Of an agent also ``held``, the tokens in rows;
-    ``retried``, those of failed attempts; ``agent_failed``.
+    ``sampled`` in this step; ``begun``, 0 unless tokens of earlier steps are continued; ``outdated``, whether these
+    were too old; ``masked``, because older weights sampled them. For an agent also ``held``, tokens in rows;
+    ``retried``, tokens of failed attempts; ``agent_failed``.
     """
     counts = [
         {"sampled": response.sampled, "begun": response.begun} if response.counts is None else response.counts
@@ -172,7 +172,7 @@ def counts_of(responses: Sequence[Response]) -> dict[str, np.ndarray]:
 
 
 def _known(logprobs: np.ndarray) -> np.ndarray:
-    """Log-probs of a generator, float32 [tokens], with NaN for those that no token can have, infinite ones too."""
+    """Log-probs of a generator, float32 [tokens], with NaN for impossible values, including infinite ones."""
     return np.where(np.isfinite(logprobs), logprobs, np.float32(np.nan))
 
 
@@ -260,14 +260,14 @@ def passages(batch: Batch, row: int) -> list[Passage]:
 def response_text(tokens: np.ndarray, context: Context) -> str:
     """A response without its end token.
 
-    Other special tokens stay, so that a policy cannot hide them in an answer that is right without them.
+    Other special tokens are kept, so that a policy cannot hide them in a right answer.
     """
     ended = len(tokens) and int(tokens[-1]) in _ends(context)
     return context.resources.tokenizer.decode(tokens[:-1] if ended else tokens)
 
 
 def _ends(context: Context) -> frozenset[int]:
-    """Tokens that end a response; those of all sources, or validation sets."""
+    """Tokens that end a response, for all sources or validation sets."""
     resources, pipeline = context.resources, context.pipeline
     samplings = context.samplings or (context.sampling,)
     named = frozenset(token for sampling in samplings for token in sampling.stop_token_ids)

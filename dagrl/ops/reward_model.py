@@ -1,4 +1,4 @@
-"""``reward_model``: scores each response with a model that has a reward head."""
+"""``reward_model``: scores each response with a model with a reward head."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _sampled(
         response = responses[place].extended(completion)
         yield place, response
         for other in others:
-            # It counts no sampled tokens.
+            # This output counts no sampled tokens.
             yield other, replace(response, begun=len(response.tokens))
 
 
@@ -112,7 +112,7 @@ def _groups(
 
 
 def _check_lengths(batch: Batch, context: Context) -> None:
-    """Raise ValueError for a prompt longer than the node allows, which only another node can write."""
+    """Raise ValueError for a prompt longer than the node allows. Only prompts that another node writes can be longer."""
     longest = context.rollout.max_prompt_tokens or context.pipeline.data.max_prompt_tokens
     lengths = batch["prompt_tokens"].lengths
     if len(lengths) and lengths.max() > longest:
@@ -129,13 +129,13 @@ def sample_seed(context: Context, row: int) -> int:
     entropy = [context.pipeline.run.seed % 2**64, context.step, int(context.validation), row]
     leading = context.pipeline.leading_rollout
     if context.sampled_by not in (None, leading):
-        # Rollouts that answer each other must not share seeds; the leading one draws as it would alone.
+        # Rollouts that answer each other must not share seeds; the leading one keeps the seeds that it has alone.
         entropy.append(1 + [*context.pipeline.rollouts].index(context.sampled_by))
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
 def _beginnings(groups: np.ndarray, context: Context) -> list[Response]:
-    """Partial responses of earlier steps; empty ones if there are none, or if they are too old."""
+    """Partial responses of earlier steps; empty responses if none exist, or if they are too old."""
     node = context.rollout
     version = context.policy_version
     responses = [Response(version)] * len(groups)
@@ -167,7 +167,7 @@ def _output(
         return Output((), rows[places], columns, counts=counts_of(chosen), sampled=sampled, unfinished=True)
     columns, counts, stats = _columns(chosen, context), counts_of(chosen), {}
     if context.sampled_by not in (None, context.pipeline.leading_rollout):
-        # `samples` reports those of the leading rollout, only for the rows that the step trains on.
+        # `samples` reports the leading rollout's, only for the rows that the step trains on.
         stats["response_tokens"] = Stat.of([len(response.tokens) for response in chosen])
     if keeps_begun:
         begun = sum(response.begun for response in chosen)
@@ -203,7 +203,9 @@ def turn_stats(responses: Sequence[Response], node: RolloutNode) -> dict[str, St
 
 
 def _ended_before(rows: np.ndarray, begun: Batch, context: Context) -> Output:
-    """A group of several turns that ended in an earlier step, which was full and has reported its statistics."""
+    """A group of several turns that ended in an earlier step, which needed no more groups and has reported its
+    statistics.
+    """
     columns, mask = dict(begun.columns), begun["response_mask"]
     row_of = np.repeat(np.arange(len(begun)), mask.lengths)
 

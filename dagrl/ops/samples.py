@@ -31,7 +31,7 @@ from dagrl.rewards.exact import compared
 from dagrl.rewards.final_answer import final_answer
 
 _UNCHANGED = ("policy_version", "token_version", "finish_reason")
-"""Columns that are written as they are."""
+"""Columns that are written unchanged."""
 
 
 def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
@@ -99,7 +99,7 @@ def _first_of_each_set(batch: Batch, limit: int) -> Batch:
 
 
 def _used_rows(batch: Batch, context: Context) -> Batch:
-    """Without the rows that a trajectory does not need."""
+    """Drop the unused rows of trajectories."""
     if "trajectory_share" not in batch:
         return batch
     first = batch.rows % context.sequences == 0
@@ -131,7 +131,7 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         table["response_tokens"] = [batch["response_tokens"][row].tolist() for row in rows]
     if "reward_info" in batch:
         further = [json.loads(text) for text in batch["reward_info"].strings()]
-        # Not texts: a column has one type in the files of all steps.
+        # Text columns are excluded: a column has one type in the files of all steps.
         further = [{name: value for name, value in info.items() if not isinstance(value, str)} for info in further]
         names = dict.fromkeys(name for numbers in further for name in numbers)
         table |= {f"reward_info/{name}": [numbers.get(name) for numbers in further] for name in names}
@@ -143,7 +143,7 @@ def _table(batch: Batch, context: Context) -> pa.Table:
         table["advantage"] = [float(values.mean()) if len(values) else 0.0 for values in means]
     table |= view_of(batch.select(name for name in _UNCHANGED if name in batch))
     if "agent_output" in batch:
-        # Rows of a trajectory have the id of its first.
+        # Rows of a trajectory have the id of its first row.
         table["trajectory"] = (batch.rows - batch.rows % context.sequences).tolist()
         table["excluded"] = (batch["excluded"].values > 0).tolist()
         table["output"] = batch["agent_output"].strings()
@@ -156,7 +156,7 @@ def _table(batch: Batch, context: Context) -> pa.Table:
 
 
 def _type_of(name: str) -> pa.DataType | None:
-    """The type of a column whose values may all be empty or missing; None if the values tell it.
+    """The type of a column whose values may all be empty or missing; None if it follows from the values.
 
     The files of all steps have the same types, so that they can be read together.
     """
@@ -251,7 +251,7 @@ def _at_k(
 
 
 Answered = Callable[[str], str | None]
-"""From a response to its answer; None if it gives none."""
+"""Extracts the answer of a response; None without an answer."""
 
 
 def load_vote(vote: Vote, folder: Path | None = None) -> Answered:

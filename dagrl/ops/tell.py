@@ -1,4 +1,4 @@
-"""``tell``: prompts that tell a teacher more than the policy was told, for self-distillation."""
+"""``tell``: prompts that give a teacher more information than the policy, for self-distillation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ type _Chat = list[dict[str, Any]]
 
 
 def tell(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
-    """Yield the told prompts of each shard, int64 as ``prompt_tokens``, and which rows are told anything.
+    """Yield the teacher's prompts of each shard, int64 like ``prompt_tokens``, and a mask of the rows with added
+    information.
 
-    The others keep their own prompts. Raises ValueError if the chat template rejects the told messages.
+    Other rows keep their prompts. Raises ValueError if the chat template rejects the messages.
     """
     node = context.declared(TellNode)
     written = context.resources.once(f"template of {node.template!r}", lambda: _template(node.template))
@@ -55,7 +56,7 @@ def tell(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
                 [len(prompt) for prompt, known in zip(prompts, is_told, strict=True) if known]
             ),
         }
-        # The rows' lengths for dispatch are those of the policy's prompts.
+        # Dispatch uses the lengths of the policy's prompts.
         yield Output((part.index,), batch.rows, columns, stats, uncounted=("teacher_prompt_tokens",))
 
 
@@ -100,8 +101,8 @@ def _text(value: object) -> str:
 
 
 def _peers(batch: Batch, least: float) -> np.ndarray:
-    """For each row the next one of its group, from the first again, whose reward is at least `least`; -1 if there is
-    none but itself. int64 [rows].
+    """For each row the next row of its group, cyclically, whose reward is at least `least`; -1 if no other row has it.
+    int64 [rows].
     """
     rewards, groups = batch["reward"].values, batch["group_id"].values
     right = rewards >= least
@@ -137,19 +138,19 @@ def _prompt(
 
 
 def _is_text(tokens: np.ndarray, chat: _Chat, context: Context) -> bool:
-    """Whether the prompt is plain text, which has no template around it, and not a chat of one message."""
+    """Whether the prompt is plain text without a template, not a chat of one message."""
     tokenizer = context.resources.tokenizer
     if not tokenizer.chat_template:
         return True
     if len(chat) > 1 or chat[0]["role"] != "user":
         return False
     plain = begun_text(tokenizer, chat[0]["content"])
-    # One that was cut has its end.
+    # A prompt that was cut still ends with the text.
     return plain[len(plain) - len(tokens) :] == tokens.tolist()
 
 
 def _with_text(chat: _Chat, text: str, place: int | None) -> _Chat:
-    """The chat with `text` in place of a message's, or in its system message."""
+    """The chat with `text` in place of a message's text, or in its system message."""
     if place is not None:
         return [*chat[:place], {**chat[place], "content": text}, *chat[place + 1 :]]
     if chat[0]["role"] in ("system", "developer"):

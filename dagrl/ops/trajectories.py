@@ -1,4 +1,4 @@
-"""Selects and joins rows: those of a trajectory, and those that the policy has sampled.
+"""Selects and joins rows: rows of a trajectory, and rows that the policy sampled.
 
 The rows of a trajectory are consecutive in every batch that holds whole groups.
 """
@@ -16,7 +16,7 @@ from dagrl.ops.base import Context
 
 
 def first_rows(batch: Batch, context: Context) -> Batch:
-    """The first row of each trajectory, which stands for it: its reward is the trajectory's."""
+    """The first row of each trajectory, which represents it: its reward is the trajectory's."""
     return batch if context.sequences == 1 else batch.take(np.arange(0, len(batch), context.sequences))
 
 
@@ -38,8 +38,8 @@ def joined_rows(batch: Batch, context: Context) -> Batch:
 def with_lengths(joined: Batch, batch: Batch, context: Context) -> Batch:
     """Joined rows with the lengths of their responses in tokens, int64 [trajectories].
 
-    ``length`` is that of all rows, ``longest_row`` that of one, which is what ``max_new_tokens`` bounds. A row of
-    several counts if it is trained: unused ones have a token too.
+    ``length`` counts all rows, ``longest_row`` the longest one, which ``max_new_tokens`` bounds. Untrained rows of
+    several do not count: unused ones have a token too.
     """
     mask, rows = batch["response_mask"], context.sequences
     lengths = mask.lengths
@@ -52,18 +52,18 @@ def with_lengths(joined: Batch, batch: Batch, context: Context) -> Batch:
 
 
 def split_rows(columns: Mapping[str, Column], batch: Batch) -> dict[str, Column]:
-    """Token columns of joined rows as those of `batch`, ragged as its ``response_mask``."""
+    """Expand token columns of joined rows to the rows of `batch`, ragged as its ``response_mask``."""
     return {name: Column(column.values, batch["response_mask"].offsets) for name, column in columns.items()}
 
 
 def own_rows(batch: Batch) -> Batch:
-    """Rows sampled by the policy, whose agent did not fail."""
+    """Rows that the policy sampled and whose agent did not fail."""
     own = _is_own(batch)
     return batch if own.all() else batch.take(np.flatnonzero(own))
 
 
 def is_fresh(batch: Batch) -> np.ndarray:
-    """Bool [rows]: whether this step has sampled the row, and no buffer has returned it."""
+    """Bool [rows]: whether this step sampled the row, not returned by a buffer."""
     return batch["is_replayed"].values == 0 if "is_replayed" in batch else np.ones(len(batch), dtype=bool)
 
 
@@ -102,7 +102,7 @@ def _is_own(batch: Batch) -> np.ndarray:
 
 
 def group_outcomes(batch: Batch, data: DataSpec) -> GroupOutcomes | None:
-    """The means over each group of a batch. None if the order does not learn from them."""
+    """The means over each group of a batch; None if the order does not use them."""
     if not data.order_learns:
         return None
     groups, place, counts = np.unique(batch["group_id"].values, return_inverse=True, return_counts=True)

@@ -29,7 +29,7 @@ def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         own=_own_loss([part.batch for part in parts], node, context),
         sources=tuple(context.pipeline.data.train_prefixes.values()),
     )
-    # Also with a weight of 0: an expert's rows are no samples of the policy.
+    # This also holds for a weight of 0, because expert rows are not samples of the policy.
     objective: PolicyObjective | MixedObjective | ObservedObjective = policy
     if "is_expert" in parts[0].batch:
         objective = MixedObjective(policy, node.loss.sft_coef)
@@ -39,7 +39,7 @@ def update(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     batches, ages, counts = without_stale(given, context.trainer.policy_version, context)
     waits = context.step <= node.critic_warmup
     stats = context.train([] if waits else batches, objective)
-    # A step need not have samples of each source.
+    # A step may have no samples of a source.
     stats = {name: stat for name, stat in stats.items() if stat.count or not name.startswith("train/")}
     # During critic warmup there are no metrics, although version and learning rate advance.
     rows = np.concatenate([part.batch.rows for part in parts])
@@ -68,12 +68,12 @@ def _own_loss(batches: Sequence[Batch], node: UpdateNode, context: Context) -> O
 def without_stale(
     batches: Sequence[Batch], version: int, context: Context
 ) -> tuple[Sequence[Batch], dict[str, Stat], dict[str, np.ndarray]]:
-    """The batches that policy `version` may be trained on, statistics of the samples' age, and what the account counts.
+    """The batches for training policy `version`, statistics of the samples' age, and counts for the account.
 
-    ``staleness`` covers all samples, by their oldest token; ``staleness/masked`` are those of which a token was masked
-    as too old. Where the versions of tokens are known, ``staleness/tokens`` covers all trained tokens, and only those
-    that are too old are masked. The account counts tokens of each row of the batches: ``stale`` and ``kept`` ones.
-    Raises ValueError for a stale sample if ``stale_samples`` is stop.
+    ``staleness`` covers all samples, by their oldest token; ``staleness/masked`` the samples with a token masked as too
+    old. Where the versions of tokens are known, ``staleness/tokens`` covers all trained tokens, and only tokens that
+    are too old are masked. The counts are tokens of each row of the batches: ``stale`` and ``kept``. Raises ValueError
+    for a stale sample if ``stale_samples`` is stop.
     """
     behind = [version - batch["policy_version"].values for batch in batches]
     fresh = [is_fresh(batch) for batch in batches]
@@ -114,20 +114,20 @@ def _trained(batch: Batch) -> np.ndarray:
 
 
 def _fresh_tokens(batch: Batch) -> np.ndarray:
-    """Bool [tokens]: the trained tokens that this step has sampled."""
+    """Bool [tokens]: the trained tokens that this step sampled."""
     mask = batch["response_mask"]
     return (mask.values > 0) & np.repeat(is_fresh(batch), mask.lengths)
 
 
 def _by_token(batch: Batch) -> bool:
-    """Whether the versions of tokens are known. They are not where responses of the data set are among the samples."""
+    """Whether the versions of tokens are known; False if responses of the data set are among the samples."""
     if "token_version" not in batch:
         return False
     return np.array_equal(batch["token_version"].lengths, batch["response_mask"].lengths)
 
 
 def _most_behind(context: Context) -> int | None:
-    """Number of versions that a sample may be behind; None if the generator does not get its weights from this
+    """Number of versions by which a sample may lag behind; None if the generator does not get its weights from this
     engine.
     """
     schedule, rollout, update = context.pipeline.schedule, context.rollout, context.declared(UpdateNode)

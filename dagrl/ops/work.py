@@ -24,7 +24,7 @@ class ColumnSource:
     refs: tuple[ray.ObjectRef | CacheKey, ...]
     """The blocks that hold any of the rows. If several hold a row, the first one is read."""
     columns: dict[str, str]
-    """The op's name of a column -> its name in the blocks."""
+    """The op's name of a column -> the column's name in the blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class PartWork:
 
 @dataclass(frozen=True, slots=True)
 class PartialRollout:
-    """Tokens that an earlier step has sampled for a group."""
+    """Tokens that an earlier step sampled for a group."""
 
     ref: ray.ObjectRef
     rows: np.ndarray
@@ -48,9 +48,9 @@ class PartialRollout:
 
 @dataclass(frozen=True, slots=True)
 class PausedGroup:
-    """Agents or responses of several turns that an earlier step has begun for a group.
+    """Agents or responses of several turns that an earlier step started for a group.
 
-    They are in the memory of a worker; after its end, they begin again.
+    A worker holds them in memory; after its end, they start again.
     """
 
     worker: WorkerId
@@ -60,22 +60,22 @@ class PausedGroup:
 
 
 type Begun = PartialRollout | PausedGroup
-"""Responses of a group that an earlier step has begun."""
+"""Responses of a group that an earlier step started."""
 
 
 class Carried(NamedTuple):
-    """A prompt that an earlier step has not finished."""
+    """A prompt that an earlier step did not finish."""
 
     prompt: int
     begun: Begun | None = None
-    """What exists of its responses."""
+    """Its partial responses."""
     sampled: tuple[int, ...] = ()
-    """Tokens of each of its samples; -1: none."""
+    """Tokens of each of its samples; -1: not started."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingWeights:
-    """Weights that are being sent to a generator."""
+    """Weights on their way to a generator."""
 
     sync: int
     version: int
@@ -83,7 +83,7 @@ class PendingWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWork:
-    """One rank's share of a run. Ops without an engine need no more than this."""
+    """One rank's share of a run. Ops without an engine need only these fields."""
 
     step: int
     task: str
@@ -119,7 +119,7 @@ class SourceWork(TaskWork):
     ahead: tuple[int, ...] = ()
     """Ids of prompts that the next step probably reads."""
     first_group: int = 0
-    """Number of the first group. Earlier rounds have smaller ones."""
+    """Number of the first group. Groups of earlier rounds have smaller numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,15 +132,15 @@ class BufferWork(TaskWork):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperienceWork(TaskWork):
-    """Writes the step's batch to a file, or reads it there."""
+    """Writes the step's batch to a file, or reads it from there."""
 
     path: str
     explorer: str = ""
-    """Only of a part that writes: its name."""
+    """Only for a part that writes: its name."""
     group_size: int
     """See `dagrl.orchestrator.steps.batch_index.BatchIndex`."""
     prompt_ids: np.ndarray
-    """Only of a part that writes: the prompts of its groups, int64 [groups]."""
+    """Only for a part that writes: the prompts of its groups, int64 [groups]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class RolloutId(NamedTuple):
     task: str
     round: int = 0
     attempt: int = 0
-    """How often the rollout was started before and lost a worker."""
+    """Earlier attempts of the rollout that lost a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class RolloutWork(TaskWork):
     gather_s: float = 0.0
     """Seconds that finished responses wait for others, so that one message carries them."""
     begun: dict[int, Begun] = field(default_factory=dict)
-    """Group -> what exists of its responses."""
+    """Group -> its partial responses."""
 
     @property
     def rollout(self) -> RolloutId:

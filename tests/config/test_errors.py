@@ -36,7 +36,7 @@ def test_places_read_as_users_write_them():
 def test_suggestion_is_the_nearest_name_or_all_names():
     assert suggest("stepz", ["seed", "steps"]) == "did you mean `steps`?"
     assert suggest("xyz", ["seed", "steps"]) == "choose from: seed, steps"
-    assert suggest("xyz", []) == "there is none to choose from"
+    assert suggest("xyz", []) == "there are no names to choose from"
     assert suggest("GRPO", ["gae", "grpo"]) == "did you mean `grpo`?"
 
 

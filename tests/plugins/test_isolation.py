@@ -87,7 +87,7 @@ WRONG_FUNCTIONS = [
     ("f = 3", "module 'm' has no function 'f', but a value of type int; name a function"),
     ("f = None", "has no function 'f', but a value of type NoneType; name a function"),
     ("def g(response): return 1.0", "module 'm' has no function 'f'"),
-    ("", "module 'm' has no function 'f'; there is none to choose from"),
+    ("", "module 'm' has no function 'f'; there are no names to choose from"),
     ("class f: ...", "`m:f` is a class, and a reward is a function; name one"),
     ("async def f(response): return 1.0", "`m:f` is async, and is called without await; write it with `def`"),
     ("async def f(response): yield 1.0", "`m:f` is async"),

@@ -1,1 +1,1 @@
-"""From the files of a pipeline to its schema, with the line of everything."""
+"""Loads the files of a pipeline into its schema, and keeps the line of each value."""

@@ -26,15 +26,15 @@ _YAML_WORDS = {
     "a valid integer": "an integer",
     "a valid number": "a number",
 }
-"""Pydantic's words for JSON, and those for YAML."""
+"""Pydantic's words for JSON -> the words for YAML."""
 _NO_OPTION = ("literal_error", "string_pattern_mismatch", "string_type", "model_type", "model_attributes_type")
-"""Errors of a value that is none of some options, neither as a name nor as ``module:function``."""
+"""Errors of a value that is neither one of the options nor ``module:function``."""
 _OWN = " (write your own as `module:function`)"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A place and what is wrong there."""
+    """A place and the problem there."""
 
     place: Place
     code: str
@@ -104,7 +104,7 @@ def _fault(place: Place, several: list[ErrorDetails], tree: Tree) -> Fault:
             rule = "begin with a lower-case letter, then use lower-case letters, digits and _"
             return Fault(place, "invalid-name", f"{key!r} is not a name; {rule}")
         case "value_error":
-            # Of a default, where the value is missing.
+            # A missing value is an error of its default.
             return Fault(place, "missing-key" if value is None else "invalid-value", str(details["ctx"]["error"]))
     wanted = " or ".join(dict.fromkeys(_wanted(item) for item in several)).replace(" or be ", " or ")
     return Fault(place, "invalid-value", f"got {shown(value)}; it must {wanted}")

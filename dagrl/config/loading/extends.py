@@ -6,7 +6,7 @@
   merged once, below both.
 - Mappings merge key by key; lists and single values replace inherited ones; ``key: null`` removes an inherited key.
   In ``data.train`` and ``data.val``, names of sources replace a single source, and it replaces them.
-  A node with another ``fn`` inherits no ``args``, which are those of the function.
+  A node with another ``fn`` inherits no ``args``, because these belong to the function.
   In a model's ``init`` a null that removes nothing is a value, as in Hugging Face's configs.
 """
 
@@ -93,7 +93,7 @@ def _add_layers(path: Path, children: dict[str, Path], layers: dict[str, Documen
                 raise ValueError(f"a pipeline may extend {MOST_FILES - 1} files; put some of them into one")
         except (ValueError, OSError) as error:
             message = str(error)
-            if isinstance(error, OSError):  # For example a name that is too long.
+            if isinstance(error, OSError):  # An example is a name that is too long.
                 message = f"{shown(parent)} cannot be read: {error.strerror}; check the path"
             position = document.positions[place]
             document.problems.append(Problem(position.file, position.line, dotted(place), message, "unknown-template"))

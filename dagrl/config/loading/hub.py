@@ -50,7 +50,7 @@ def hub_model(text: str) -> HubModel | None:
 
 
 def locate(model: HubModel) -> tuple[Path, str]:
-    """Return the folder of a model in the cache, and its name with the revision that is there.
+    """Return the folder of a model in the cache, and its name with the cached revision.
 
     Fetches config and tokenizer if they are not there. Where the hub cannot be reached, the folder of a known model has
     a config.json alone, which is enough for a plan. Raises HubError.
@@ -67,7 +67,7 @@ def locate(model: HubModel) -> tuple[Path, str]:
 
 
 def download(pipeline: Pipeline) -> bool:
-    """Fetch the weights of a pipeline's models of a hub, and return whether there are any. Raises HubError.
+    """Fetch the weights of the pipeline's models that come from a hub. Returns whether any do. Raises HubError.
 
     Files that are in the cache are not fetched again, unfinished ones are continued.
     """
@@ -115,7 +115,7 @@ def _fetch_from_hf(model: HubModel, patterns: Sequence[str]) -> Path:
     try:
         return fetch(cached=True)
     except HFValidationError as error:
-        raise HubError(f"`{model}` is no name of a model: {str(error).splitlines()[0]}") from error
+        raise HubError(f"`{model}` is not the name of a model: {str(error).splitlines()[0]}") from error
     except LocalEntryNotFoundError:
         pass
     try:
@@ -158,14 +158,14 @@ def _fetch_from_modelscope(model: HubModel, patterns: Sequence[str]) -> Path:
         from modelscope_hub.errors import NotExistError
     except ImportError as error:
         raise HubError(f"`{model}` needs the package modelscope; install it with `pip install modelscope`") from error
-    # It retries for a while, and this module reports what comes of it.
+    # ModelScope retries for a while, and this module reports the outcome.
     logging.getLogger("modelscope_hub").setLevel(logging.ERROR)
 
     def fetch(*, cached: bool) -> Path:
         options = {"allow_patterns": list(patterns), "ignore_patterns": list(_UNUSED), "local_files_only": cached}
         return Path(snapshot_download(model.name, revision=model.revision, **options))
 
-    # It does not say whether all files are in the cache, so only the small ones are looked for there first.
+    # ModelScope does not report whether the cache is complete, so only the small files are first looked for in it.
     failure: Exception | None = None
     for cached in (True, False) if patterns is _SMALL else (False, True):
         try:

@@ -6,7 +6,7 @@
 - ``run.epochs`` becomes ``run.steps``, by the rows of all training sources.
 - Paths (``model.path``, ``model.tokenizer``, those of ``data.train`` and ``data.val``, fields of engines with a path)
   may begin with ``~``, and are relative to the folder of the file that contains them; in an override, to the working
-  directory. Data outside of dagrl's own templates is that of the pipeline's folder: `dagrl.resources`.
+  directory. Data of dagrl's own templates is looked for in the pipeline's folder: `dagrl.resources`.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class LoadedPipeline:
     path: Path
     positions: Positions
     resolved: Mapping[str, object]
-    """The file's content after `extends` and overrides, with absolute paths: the source of `pipeline`."""
+    """The file's content after `extends` and overrides, with absolute paths; `pipeline` is built from it."""
     overrides: tuple[str, ...] = ()
-    """As on the command line: ``run.steps=10``."""
+    """Overrides in the form of the command line: ``run.steps=10``."""
 
     @property
     def folder(self) -> Path:
@@ -77,7 +77,9 @@ class LoadedPipeline:
 
 
 def load_pipeline(path: Path | str, overrides: Sequence[str] = ()) -> LoadedPipeline:
-    """Read a pipeline file. PipelineError with every problem of form; `dagrl.validation` checks what it means."""
+    """Read a pipeline file. Raises PipelineError with every problem of syntax and schema; `dagrl.validation` checks the
+    rest.
+    """
     path, allowance = Path(path), Allowance()
     document = read_with_parents(path, allowance)
     for number, override in enumerate(overrides, start=1):
@@ -107,7 +109,7 @@ def _built(tree: Tree) -> tuple[Pipeline | None, list[Fault]]:
 
 
 def _by_choice(faults: list[Fault], tree: Tree, positions: Positions) -> list[Fault]:
-    """Report inherited keys of another ``backend`` or ``op`` where the file or the command line chooses this one."""
+    """Report inherited keys that belong to another ``backend`` or ``op`` than the file or the command line chooses."""
     left_over: dict[Place, list[Place]] = {}
     kept = []
     for fault in faults:
@@ -287,7 +289,7 @@ def _resolve_paths(document: Document, positions: Positions, pipeline: Path) -> 
 
 
 def _source_paths(tree: Tree, place: Place) -> Iterator[Place]:
-    """Yield the places of the paths in a source, or in several by their names."""
+    """Yield the places of the paths in a source, or in a mapping of names to sources."""
     value = value_at(tree, place)
     if isinstance(value, list):
         yield from ((*place, index) for index in range(len(value)))
@@ -301,11 +303,11 @@ def _source_paths(tree: Tree, place: Place) -> Iterator[Place]:
 
 
 def _resolve_model(document: Document, positions: Positions, place: Place, holder: Tree, value: str) -> None:
-    """Replace ``model.path`` by a folder: the one that it names, or that of a published model in the cache."""
+    """Replace ``model.path`` by a folder: the one that it names, or the cached folder of a published model."""
     folder = positions.at(place).folder / expanded(value)
     holder["path"] = os.path.realpath(folder)
     hub = holder.pop("hub", None)
-    # The path of a resumed run is that of its machine's cache.
+    # The path of a resumed run is a folder in its machine's cache.
     resumed = hub_model(hub) if isinstance(hub, str) and folder.name in hub else None
     if resumed is not None and folder.is_dir():
         holder["hub"] = hub

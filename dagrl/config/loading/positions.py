@@ -20,7 +20,7 @@ class Position:
     file: str
     line: int
     override: str | None = None
-    """The whole ``KEY=VALUE`` if it came from the command line."""
+    """The whole ``KEY=VALUE`` if the position is on the command line."""
 
     @property
     def folder(self) -> Path:

@@ -1,4 +1,4 @@
-"""The files of a source of prompts: which ones its paths name, of which kind they are, and how many rows they have."""
+"""The files of a source of prompts: their paths, formats and numbers of rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDINGS: tuple[tuple[str, ...], ...] = (
     (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"),
     (".json", ".json.gz"),
 )
-"""Endings of files that a folder is read for. Only the first kind in it is read: others are often notes about it."""
+"""Endings of the files that are read from a folder. Only files of the first kind are read: others are often notes."""
 _SPLIT = re.compile(r"(train|test|validation|valid|val|dev)\b")
 _BETWEEN = re.compile(r"[\s,]*")
 _CHUNK = 1 << 20
@@ -37,7 +37,7 @@ _SCRIPTS = (
     *("gsm8k_tools", "gsm8k", "deepscaler", "math_dataset", "dapo_math", "aime", "amc", "mbpp", "apps", "geo3k"),
     *("ultrafeedback", "arithmetic", "word_problems", "digits", "games"),
 )
-"""Scripts in data_preprocess/. A name stands before those that it begins with."""
+"""Scripts in data_preprocess/. A name precedes its own prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class PromptFile:
 
     path: Path
     kind: Kind
-    """The format, by the file's content."""
+    """The format, detected from the file's content."""
 
     @property
     def cached(self) -> Path:
-        """The parquet file, in the user's cache, of a JSON file's rows. Another one once the file is changed."""
+        """The parquet copy of a JSON file's rows, in the user's cache. A changed file has another copy."""
         known = self.path.stat()
-        # Copies of the first form may lack rows behind a list.
+        # Copies of the first version may lack rows after a list.
         version = _short_hash(f"2 {known.st_size} {known.st_mtime_ns}")
         return self.cache / f"{self.cached_name}-{version}.parquet"
 
@@ -72,9 +72,9 @@ def _short_hash(text: str) -> str:
 
 def files_of(spec: SourceSpec) -> list[PromptFile]:
     """The files that the paths of a source name, in their order. Files of a folder or a glob are sorted by name. A file
-    that has several names, such as links to it, is there once.
+    with several names, such as links to it, is listed once.
 
-    Raises ValueError if there are none, or if one of them is no file with rows; OSError if one cannot be read.
+    Raises ValueError if there are no files, or if one of them has no rows; OSError if one cannot be read.
     """
     found: dict[str, PromptFile] = {}
     for path in spec.paths:
@@ -102,7 +102,7 @@ def count_rows(file: PromptFile) -> int:
 
 
 def arrow_batches(path: Path) -> Iterator[Any]:
-    """Yield the record batches of an Arrow file, of both formats; they stay on disk until they are used."""
+    """Yield the record batches of an Arrow file in either format; they stay on disk until they are used."""
     import pyarrow as pa
 
     source = pa.memory_map(str(path))
@@ -122,7 +122,8 @@ def unreadable(file: PromptFile, error: Exception) -> str:
 def json_rows(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the rows of a JSON file as JSON, with their places: lines from 1, or indices in a list from 0.
 
-    A file of lines, or of one list. It is not read whole. Raises ValueError, with the line, if it is damaged.
+    The file holds a row in each line, or one list of rows. It is not read whole. Raises ValueError, with the line, if
+    it is damaged.
     """
     number = 0
     try:
@@ -139,11 +140,11 @@ def json_rows(path: Path) -> Iterator[tuple[int, bytes]]:
     except _DAMAGED as error:
         raise ValueError(f"{path}:{number + 1} cannot be unpacked ({error}); fetch the file again") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}, row {number} (the first is 0) is no JSON: {error}; mend the file") from error
+        raise ValueError(f"{path}, row {number} (the first is 0) is not JSON: {error}; mend the file") from error
 
 
 def is_list_of_rows(path: Path) -> bool:
-    """Whether a JSON file is one list, not a row in each line; of a damaged file, False."""
+    """Whether a JSON file is one list, not a row in each line. False for a damaged file."""
     try:
         with _opened(path) as file:
             return file.read(_CHUNK).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
@@ -170,7 +171,7 @@ def _items(file: IO[bytes], path: Path) -> Iterator[Any]:
             item, end = decoder.raw_decode(waiting, at)
         except json.JSONDecodeError:
             end = len(waiting)
-        except ValueError as error:  # A number of too many digits.
+        except ValueError as error:  # The number has too many digits.
             raise json.JSONDecodeError(str(error), waiting, at) from error
         # A number may go on in the next piece.
         if end < len(waiting):
@@ -198,9 +199,9 @@ def _named_by(path: Path, spec: SourceSpec) -> list[Path]:
         return _in_folder(path, spec)
     if path.exists():
         if not path.is_file():
-            raise ValueError(f"{path} is no regular file; give a file with prompts")
+            raise ValueError(f"{path} is not a regular file; give a file with prompts")
         return [path]
-    # Names of folders that exist are no patterns.
+    # The name of an existing folder is not a pattern.
     base = next(parent for parent in path.parents if parent.is_dir())
     pattern = str(path.relative_to(base))
     if glob.has_magic(pattern):
@@ -221,7 +222,7 @@ def _script_for(path: Path) -> str:
 
 
 def _in_folder(folder: Path, spec: SourceSpec) -> list[Path]:
-    """The files of a folder, or of a data set that `datasets` has saved there."""
+    """The files of a folder, or of a data set that `datasets` saved there."""
     split = spec.split or spec.usual_split
     if splits := _listed_in(folder / "dataset_dict.json", "splits"):
         if split not in splits:
@@ -242,13 +243,13 @@ def _listed_in(path: Path, key: str) -> list[Any]:
     try:
         found = json.loads(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); save the data set again") from error
+        raise ValueError(f"{path} is not JSON ({error}); save the data set again") from error
     listed_there = found.get(key) if isinstance(found, dict) else None
     return listed_there if isinstance(listed_there, list) else []
 
 
 def _of_split(folder: Path, names: Sequence[str], split: str) -> list[str]:
-    """The files of a split, where names begin with splits; otherwise all."""
+    """The files of a split if file names begin with split names; otherwise all files."""
     splits = {name: found[1] for name in names if (found := _SPLIT.match(name.replace("_", "-")))}
     if not splits:
         return list(names)
@@ -276,6 +277,6 @@ def _kind_of(path: Path) -> Kind:
     if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[", b""):
         return "json"
     if path.suffix == ".parquet":
-        return "parquet"  # Reading it tells what is wrong.
-    other = "CSV" if path.suffix == ".csv" else "of a format that is not read"
+        return "parquet"  # Reading the file reports the problem.
+    other = "CSV" if path.suffix == ".csv" else "in a format that is not supported"
     raise ValueError(f"{path} is {other}; convert it to parquet or JSON Lines")

@@ -30,7 +30,7 @@ MOST_LEVELS = 50
 MOST_FILES = 32
 """Files of one pipeline, and entries of one `extends`."""
 _MOST_DIGITS = 100
-"""No setting takes a longer number, and Python and JSON refuse to write numbers with thousands of digits."""
+"""Longest number, in characters. Python and JSON refuse to write numbers with thousands of digits."""
 
 Tree = dict[str, Any]
 _Entries = dict[str | int, tuple[yaml.Node, yaml.Node]]
@@ -41,7 +41,7 @@ _AMBIGUOUS = {
     for word, meant in (("yes", "true"), ("on", "true"), ("no", "false"), ("off", "false"))
     for spelling in (word, word.capitalize(), word.upper())
 }
-"""Words that YAML 1.1 reads as booleans, in its spellings, which the dumper quotes, -> what to write instead."""
+"""Words that YAML 1.1 reads as booleans -> replacements. The dumper quotes these words."""
 _RESOLVERS = (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("int", r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+", "-+0123456789"),
@@ -87,7 +87,7 @@ class Allowance:
 
 @dataclass(slots=True)
 class Document:
-    """A mapping as a file holds it, the position of each of its keys, and its problems."""
+    """The mapping in a file, the position of each key, and its problems."""
 
     tree: Tree
     positions: dict[Place, Position]
@@ -172,7 +172,7 @@ def dump_document(tree: Tree) -> str:
 
 
 def why_no_file(path: Path) -> str | None:
-    """The reason why a path names no readable file, as the rest of a sentence; None if it names one."""
+    """The reason why a path is not a readable file, as the rest of a sentence; None if it is one."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISREG(mode):

@@ -34,9 +34,9 @@ class SourceSpec(Section):
     streamed: bool = False
     """Read a data set of the Hub over the network, a row group at a time, instead of downloading it."""
     prompt_key: Column = "prompt"
-    """Column with the prompts: text, or a chat, also as ``{from, value}``. A chat's last answers are left out."""
+    """Column with the prompts: text, or a chat, also as ``{from, value}``. The last answers of a chat are removed."""
     answer_key: Column = "reward_model.ground_truth"
-    """Column with the reference answers; of a chat, its last message."""
+    """Column with the reference answers; if the column holds chats, the last message."""
     system_prompt: str | None = None
     """System message in front of each prompt that has none."""
 
@@ -50,12 +50,12 @@ class SourceSpec(Section):
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files, folders and globs; none of a data set of the Hub."""
+        """The files, folders and globs; empty for a data set of the Hub."""
         return self.path if isinstance(self.path, tuple) else (self.path,) if self.path is not None else ()
 
     @property
     def title(self) -> str:
-        """The source in a few words, for messages."""
+        """A short description of the source for messages."""
         if self.hub is not None:
             return ", ".join(filter(None, (self.hub, self.name)))
         first, *others = self.paths
@@ -70,9 +70,9 @@ class TrainSourceSpec(SourceSpec):
     n: Responses | None = None
     """Responses for each of its prompts. Default: ``n`` of the rollout."""
     sampling: SamplingSpec | None = None
-    """Their sampling, by the rollout whose responses are scored. Default: its ``sampling``."""
+    """Sampling for its prompts in the rollout whose responses are scored. Default: the rollout's ``sampling``."""
     max_prompt_tokens: Tokens | None = None
-    """Its longest prompt, in tokens, where it is shorter than ``data.max_prompt_tokens``."""
+    """Longest prompt of the source, in tokens, if shorter than ``data.max_prompt_tokens``."""
 
 
 class ValSetSpec(SourceSpec):
@@ -83,7 +83,7 @@ class ValSetSpec(SourceSpec):
     n: Responses | None = None
     """Responses for each prompt. Default: ``val_n`` of the rollout."""
     sampling: SamplingSpec | None = None
-    """Their sampling, by the rollout whose responses are scored. Default: its ``val_sampling``."""
+    """Sampling for its prompts in the rollout whose responses are scored. Default: the rollout's ``val_sampling``."""
 
 
 def is_one_source(value: Mapping[str, object]) -> bool:
@@ -119,7 +119,7 @@ _ValSet = Annotated[_APath | _AList | Annotated[ValSetSpec, Tag("a section")], D
 
 
 class DataSpec(Section):
-    """Prompts in verl's schema (prompt, data_source, reward_model.ground_truth, extra_info), or in columns of your own.
+    """Prompts in verl's schema (prompt, data_source, reward_model.ground_truth, extra_info), or in other columns.
 
     A source is a file, a folder, a glob, a list of these, or a section with more keys.
     """
@@ -152,23 +152,24 @@ class DataSpec(Section):
     prompts_per_node: PositiveInt | None = None
     """Instead of `prompts_per_step`: prompts in one step for each machine of the largest group that is trained."""
     max_prompt_tokens: Tokens
-    """Longest prompt, in tokens, those of images included."""
+    """Longest prompt, in tokens, including those of images."""
     image_key: Column | None = None
     """Column with the images of each prompt, a list of ``{bytes}`` or ``{path}``; ``<image>`` in the prompt marks their
     places. Default: prompts are text."""
     min_pixels: PositiveInt | None = None
-    """Smaller images are enlarged to so many pixels. Default: the model's own (preprocessor_config.json)."""
+    """Smaller images are enlarged to this many pixels. Default: the model's own (preprocessor_config.json)."""
     max_pixels: PositiveInt | None = None
-    """Larger images are reduced to so many pixels. Default: the model's own."""
+    """Larger images are reduced to this many pixels. Default: the model's own."""
     overlong_prompts: Literal["drop", "cut", "error"] = "drop"
-    """Treatment of longer ones: left out, cut at their beginning, or an error. Dropped and cut are counted."""
+    """Treatment of longer prompts: dropped, cut at their beginning, or an error. Dropped and cut prompts are
+    counted."""
     responses: tuple[Column, ...] = ()
     """Columns with responses to the prompts, for ``sft``, ``dpo`` and ``mix``: text, a field of a struct such as
     ``extra_info.answer``, or a chat that ends with one. The rows of a prompt take them in turn."""
     max_response_tokens: Tokens | None = None
-    """Longest of those responses, in tokens, the end token included."""
+    """Longest response of the data set, in tokens, including the end token."""
     overlong_responses: Literal["drop", "cut", "error"] = "drop"
-    """Treatment of prompts with longer ones: left out, the response cut at its end, or an error."""
+    """Treatment of prompts with longer responses: dropped, the response cut at its end, or an error."""
     order: Annotated[
         Annotated[OrderName, Tag("a name")] | Annotated[OrderSpec, Tag("a section")],
         Discriminator(lambda value: "a section" if isinstance(value, Mapping | OrderSpec) else "a name"),
@@ -178,12 +179,12 @@ class DataSpec(Section):
     weights_by: Literal["prompts", "tokens"] = "prompts"
     """Whether the weights of several sources are shares of prompts, or of their tokens with the responses."""
     val_prompts: PositiveInt | None = None
-    """Use only so many prompts of each validation set, drawn at random: the same ones in each validation and run."""
+    """Use only this many prompts of each validation set, drawn at random: the same ones in each validation and run."""
     val_pass_reward: FiniteFloat = 1.0
-    """Reward from which on a validation response counts as right in ``pass@k``."""
+    """Lowest reward with which a validation response counts as right in ``pass@k``."""
     val_vote: str | None = None
     """How ``maj@k`` finds the answer in a response: ``math``, ``exact``, or your own as ``module:function``. Default:
-    as the reward does, where that is ``math`` or ``exact``; without either there is no ``maj@k``."""
+    as the reward does, if that is ``math`` or ``exact``; otherwise ``maj@k`` is not reported."""
 
     @field_validator("train")
     @classmethod
@@ -195,7 +196,7 @@ class DataSpec(Section):
 
     @property
     def sources(self) -> dict[str, TrainSourceSpec]:
-        """The training sources by name, in the order of the file; one without a name is ``train``."""
+        """The training sources by name, in the order of the file. A source without a name is ``train``."""
         several = self.train if isinstance(self.train, dict) else {"train": self.train}
         return {
             name: each if isinstance(each, TrainSourceSpec) else TrainSourceSpec(path=each)
@@ -204,7 +205,7 @@ class DataSpec(Section):
 
     @property
     def ordering(self) -> OrderSpec:
-        """The options of `order`; none of ``shuffled`` and ``file``."""
+        """The options of `order`; none for ``shuffled`` and ``file``."""
         if isinstance(self.order, OrderSpec):
             return self.order
         return OrderSpec(sampler=self.order if ":" in self.order else None)
@@ -218,7 +219,7 @@ class DataSpec(Section):
 
     @property
     def val_sets(self) -> dict[str, ValSetSpec]:
-        """The validation sets by name, in the order of the file; one without a name is ``val``."""
+        """The validation sets by name, in the order of the file. A set without a name is ``val``."""
         if self.val is None:
             return {}
         sets = self.val if isinstance(self.val, dict) else {"val": self.val}
@@ -244,5 +245,5 @@ class DataSpec(Section):
 
     @property
     def longest_demonstration(self) -> int:
-        """Tokens of the longest prompt with a response of the data set."""
+        """Tokens of the longest prompt together with its response from the data set."""
         return self.max_prompt_tokens + (self.max_response_tokens or 0)

@@ -1,4 +1,4 @@
-"""Options that the engines of all backends have. A backend adds its own in `dagrl/backends/NAME/section.py`."""
+"""Options of engines of all backends. A backend adds its options in `dagrl/backends/NAME/section.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WeightSyncSpec(Section):
     route: Literal["auto"] | Transport = "auto"
     """``cuda_ipc``: from GPU to the same GPU, where trainer and servers share a group. ``broadcast``: NCCL from the
     trainer to the servers of another group (gloo on CPUs). ``object_store``: through Ray's objects and the host's
-    memory, where there is neither. ``auto``: the first that the groups allow; on CPUs the last."""
+    memory, for all other cases. ``auto``: the first that the groups allow; on CPUs the last."""
     bucket_mib: Annotated[int, Field(ge=1, le=2**16)] = 256
     """Weights that travel together, in MiB; up to two buckets wait on each side."""
     checksum: bool = False
@@ -38,7 +38,7 @@ class WeightSyncSpec(Section):
 
 @dataclass(frozen=True, slots=True)
 class SentAdapter:
-    """Low-rank adapters as a generator has to know them before they arrive."""
+    """The properties of low-rank adapters that a generator needs before the adapters arrive."""
 
     rank: int
     alpha: float
@@ -49,7 +49,7 @@ class RowPacking:
     """How an engine packs rows into micro-batches."""
 
     alignment: int = 1
-    """Multiple that the length of each row is padded to."""
+    """Each row is padded to a multiple of this length."""
     whole_groups: bool = False
     """Whether the rows of a group go to one replica, which shares their prompt."""
 
@@ -64,7 +64,7 @@ class EngineSpec(Section):
     backend: str
     """The backend, by the name of its folder."""
     group: Name | None = None
-    """The group that holds it."""
+    """The group that it runs on."""
     weights_from: Name | None = None
     """The trained engine whose weights it takes before each rollout. Default: it keeps the weights it starts with."""
     weight_sync: WeightSyncSpec = WeightSyncSpec()
@@ -75,7 +75,7 @@ class EngineSpec(Section):
     """With `frozen_copy_of`: instead of the start weights, their moving average, which becomes (1 - rate) * average +
     rate * new weights after each step: a rate such as 0.05. In float32 in host memory, and in checkpoints."""
     model: ModelSpec | None = None
-    """Another model than the pipeline's, for example that of a critic, a reward model, a judge or a teacher."""
+    """A model other than the pipeline's, for example for a critic, a reward model, a judge or a teacher."""
     head: Head = "lm"
     """Output layer: the language model's, a value for each token, or a score for each row."""
     environment: Path | None = None
@@ -86,9 +86,9 @@ class EngineSpec(Section):
     engine, unless it fits beside that one."""
 
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
-    """Abilities that ops can use."""
+    """Capabilities that ops can use."""
     transports: ClassVar[tuple[Transport, ...]] = ("object_store",)
-    """Values of ``weight_sync.route`` that it can receive weights by."""
+    """Values of ``weight_sync.route`` by which it can receive weights."""
     updates_in_flight: ClassVar[bool] = False
     """Whether it can take new weights while responses are being generated."""
     replicas_are_servers: ClassVar[bool] = False
@@ -97,7 +97,7 @@ class EngineSpec(Section):
     takes_adapters: ClassVar[bool] = False
     """Whether it can load the model itself, and take low-rank adapters instead of weights."""
     holds_frozen_copies: ClassVar[bool] = False
-    """Whether another engine can be a ``frozen_copy_of`` it."""
+    """Whether another engine can be its ``frozen_copy_of``."""
     reads_messages: ClassVar[bool] = False
     """Whether a reward head reads conversations with its own chat template, instead of the policy's tokens."""
     takes_images: ClassVar[bool] = False
@@ -112,22 +112,24 @@ class EngineSpec(Section):
 
     @property
     def adapter_dropout(self) -> float | None:
-        """Share of their inputs that low-rank adapters zero in an update; None if updates change the whole model."""
+        """Dropout of low-rank adapters in an update, as a share of their inputs; None if updates change the whole
+        model.
+        """
         return None
 
     @property
     def sent_adapter(self) -> SentAdapter | None:
-        """The adapters that it sends to generators instead of weights."""
+        """The adapters that it sends to generators in place of weights."""
         return None
 
     @property
     def taken_fp8(self) -> Fp8Weights | None:
-        """The weights that it takes in fp8; None if it takes all of them as the trainer has them."""
+        """The weights that it receives in fp8; None if it receives all of them in the trainer's format."""
         return None
 
     @property
     def replays_routes(self) -> bool:
-        """Whether it sends tokens to the experts that the generator sent them to."""
+        """Whether it routes tokens to the experts that the generator chose."""
         return False
 
     @property
@@ -139,5 +141,5 @@ class EngineSpec(Section):
         return [Coordinates(0, 0, rank, 0, primary=True) for rank in range(group.ranks)]
 
     def layout_text(self, group: GroupSpec) -> str:
-        """The layout in words, for summaries."""
+        """A description of the layout for summaries."""
         return f"{group.ranks} replica{'s' if group.ranks > 1 else ''}"

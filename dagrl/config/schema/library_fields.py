@@ -23,11 +23,11 @@ class LibraryFields(Section):
     library_class: ClassVar[tuple[str, str, str]]
     """Package, file below it, and name of the config class."""
     called_elsewhere: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Names that other libraries have for fields -> the fields; ``section.field`` for one of another section."""
+    """Names of fields in other libraries -> names here; ``section.field`` for a field of another section."""
 
 
 def meant_fields(table: type[LibraryFields], name: str, known: Iterable[str] = ()) -> str:
-    """Ask whether tested fields, or `known` ones, are meant by an unknown name: ``did you mean `lr`?``, or nothing."""
+    """Suggest tested or `known` fields for an unknown name: ``did you mean `lr`?``; empty if none is similar."""
     near = nearest(name, [*table.model_fields, *known])
     meant = table.called_elsewhere.get(name, (near,) if near else ())
     return f"did you mean {listed(meant)}?" if meant else ""
@@ -51,7 +51,7 @@ else:
 
 
 def add_extra[Spec: Section](spec: Spec) -> Spec:
-    """Add the fields under ``extra:`` to the sections they belong to, where readers see them like tested ones."""
+    """Add the fields under ``extra:`` to their sections, beside the tested ones."""
     for section, fields in spec.__dict__["extra"].items():
         spec.__dict__[section] = {**fields, **spec.__dict__[section]}
     return spec

@@ -1,4 +1,4 @@
-"""The policy, and the slots that there are."""
+"""The policy, and the groups of slots."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class TokenizerSpec(Section):
     kind: Literal["characters", "bytes"]
     """``characters``: one token for each character of `alphabet`; ``bytes``: one for each byte of UTF-8."""
     alphabet: Annotated[str, Field(validate_default=True)] = ""
-    """The characters that the model knows (``characters`` only)."""
+    """The characters of the vocabulary (``characters`` only)."""
     images: bool = False
-    """Add a token that stands for a patch of an image, for models that see."""
+    """Add a token for a patch of an image, for vision models."""
 
     @field_validator("alphabet")
     @classmethod
@@ -35,17 +35,17 @@ class TokenizerSpec(Section):
 
 
 class ModelSpec(Section):
-    """The policy that is trained: a Hugging Face folder, a published model, or random weights of a stated shape."""
+    """The trained policy: a Hugging Face folder, a published model, or random weights of a stated shape."""
 
     path: Path | None = None
     """A Hugging Face folder with config.json, safetensors and a tokenizer; or the name of a published model:
     ``Qwen/Qwen3-8B``, ``Qwen/Qwen3-8B@REVISION``, ``modelscope:Qwen/Qwen3-8B``."""
     hub: str | None = None
-    """The published model whose folder in the cache `path` is. dagrl sets it, for a run that is resumed elsewhere."""
+    """The published model whose cached folder is `path`. dagrl sets it, for a run that is resumed elsewhere."""
     init: dict[str, Any] | None = None
-    """Random weights instead: the fields of a Hugging Face config, ``model_type`` among them."""
+    """Instead of `path`, random weights: the fields of a Hugging Face config, including ``model_type``."""
     tokenizer: Path | TokenizerSpec | None = None
-    """A folder with a Hugging Face tokenizer, or one made on the spot. Default: the model's folder."""
+    """A folder with a Hugging Face tokenizer, or a section that defines a small one. Default: the model's folder."""
 
 
 class GroupSpec(Section):
@@ -58,8 +58,8 @@ class GroupSpec(Section):
     cpus_per_node: SlotsPerNode = 0
     """Instead of GPUs: CPU slots on each; one engine rank each."""
     gpu: str | None = None
-    """The model of the GPUs, such as ``H200``: `dagrl plan` counts with their memory and speed, and ``sleep: auto``
-    lets engines of the group live together where the plan finds room for all."""
+    """The model of the GPUs, such as ``H200``: `dagrl plan` uses their memory and speed, and ``sleep: auto`` keeps
+    engines of the group awake together where the plan finds room for all."""
 
     @property
     def is_cpu(self) -> bool:
@@ -68,7 +68,7 @@ class GroupSpec(Section):
 
     @property
     def ranks(self) -> int:
-        """Engine ranks that the group holds."""
+        """Engine ranks in the group."""
         return self.nodes * self.slots_per_node
 
     @property

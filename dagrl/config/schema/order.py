@@ -35,17 +35,17 @@ class StageSpec(Section):
 class AdaptiveSpec(Section):
     """Draws prompts by their last pass rates, the fraction of samples with a reward of at least ``val_pass_reward``.
 
-    Prompts in the band, new ones, and those above it that were left out for long enough have the weight 1.
+    Prompts in the band, new prompts, and prompts above the band after their pause have the weight 1.
     """
 
     band: tuple[Fraction, Fraction] = (0.2, 0.8)
-    """The pass rates to prefer, both ends included."""
+    """The preferred pass rates, both ends included."""
     skip_solved_for: _STEPS = 20
-    """Steps for which a prompt above the band is left out."""
+    """Steps for which a prompt above the band is paused."""
     priority: Literal["advantage", "pass_rate"] = "pass_rate"
-    """Weight of prompts below the band: mean |advantage| of the last time, at most 1, or 1 - pass rate."""
+    """Weight of prompts below the band: the last mean |advantage|, at most 1, or 1 - pass rate."""
     floor: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """Least weight of a prompt that is not left out."""
+    """Lowest weight of a prompt that is not paused."""
 
     @model_validator(mode="after")
     def _check_band(self) -> AdaptiveSpec:
@@ -63,9 +63,10 @@ class OrderSpec(Section):
     descending: bool = False
     """With `by`: the largest value first."""
     adaptive: AdaptiveSpec | None = None
-    """Prefer prompts that the policy solves sometimes."""
+    """Prefer prompts that the policy sometimes solves."""
     stages: tuple[StageSpec, ...] = ()
-    """Weights of the sources that change over the run; prompts of a source are shuffled, or as `by` or `adaptive`."""
+    """Weights of the sources that change over the run; prompts of a source are shuffled, or ordered by `by` or
+    `adaptive`."""
     sampler: OwnFunction | None = None
     """Your own sampler: ``module:Class``. See docs/curriculum.md."""
     args: dict[str, object] = Field(default_factory=dict)
@@ -74,7 +75,7 @@ class OrderSpec(Section):
     @model_validator(mode="after")
     def _check_parts(self) -> OrderSpec:
         if self.sampler is not None and (self.by or self.adaptive or self.stages):
-            raise ValueError("`sampler` decides alone; remove `by`, `adaptive` and `stages`")
+            raise ValueError("`sampler` replaces `by`, `adaptive` and `stages`; remove them")
         if self.by is not None and self.adaptive is not None:
             raise ValueError("has both `by` and `adaptive`; keep one")
         if self.descending and self.by is None:
@@ -93,7 +94,7 @@ class OrderSpec(Section):
 def _check_name(order: str) -> str:
     if order in ("shuffled", "file") or re.fullmatch(r"[\w.]+:\w+", order):
         return order
-    raise ValueError(f"`{order}` is no order; write shuffled, file, your own as `module:Class`, or a section")
+    raise ValueError(f"`{order}` is not an order; write shuffled, file, your own as `module:Class`, or a section")
 
 
 OrderName = Annotated[str, AfterValidator(_check_name)]

@@ -1,4 +1,4 @@
-"""A whole pipeline file, and what follows from it alone."""
+"""A whole pipeline file, and properties derived from it alone."""
 
 from __future__ import annotations
 

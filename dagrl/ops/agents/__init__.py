@@ -1,7 +1,7 @@
-"""Agent rollouts: a program of the user's speaks to the policy through an OpenAI endpoint.
+"""Agent rollouts: a user's program calls the policy through an OpenAI endpoint.
 
 ``play.py`` is the entry point: it passes the requests of a call's trajectories to the engine. ``running.py`` runs the
-program of one, which may outlive the call.
-``gateway.py`` is the endpoint, with one module for each of its three protocols; ``session.py`` is what it knows of a
-trajectory, ``tree.py`` the tokens of it, and ``programs.py`` runs functions, commands and services.
+program of one trajectory, which may outlive the call. ``gateway.py`` is the endpoint, with one module for each of its
+three protocols; ``session.py`` holds the state of a trajectory, ``tree.py`` its tokens, and ``programs.py`` runs
+functions, commands and services.
 """

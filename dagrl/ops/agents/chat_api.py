@@ -17,7 +17,8 @@ _MOST_REPLIES = 128
 def chat_request(body: JsonObject, sent: dict[str, bytes]) -> tuple[list[Message], Wish]:
     """Messages and options of a request; its images are added to `sent`. Raises RequestError.
 
-    Sampling options other than lengths and ends are the node's: replies under others could not be trained on.
+    Sampling options other than lengths and ends are ignored in favour of the node's: replies under others could not be
+    trained on.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -49,7 +50,7 @@ def tools_of(given: Any, body: JsonObject) -> tuple[JsonObject, ...]:
     if choice == "none":
         return ()
     if choice not in (None, "auto"):
-        raise RequestError("`tool_choice` can be auto or none: forced calls would be those of another policy")
+        raise RequestError("`tool_choice` can be auto or none: forced calls would come from another policy")
     tools = []
     if not isinstance(given or [], list):
         raise RequestError(f"`tools` is a list, not {given!r:.80}")
@@ -108,7 +109,7 @@ def text_request(body: JsonObject) -> tuple[str | list[int], Wish]:
         raise RequestError("`prompt` is a text or a list of tokens, one in each request")
     logprobs = body.get("logprobs") or 0
     if not isinstance(logprobs, int) or logprobs > 1:
-        raise RequestError("`logprobs` can be 1: only those of sampled tokens are known")
+        raise RequestError("`logprobs` can be 1: only log-probs of sampled tokens are known")
     return prompt, wish_of(body, body.get("max_tokens"))
 
 
@@ -132,7 +133,7 @@ def text_chunks(answer: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
 
 
 def asks_for_logprobs(body: JsonObject) -> bool:
-    """Whether a completion has log-probs: also with 0, which means those of sampled tokens alone."""
+    """Whether a completion has log-probs: also with 0, which asks for sampled tokens alone."""
     return body.get("logprobs") is not None and body["logprobs"] is not False
 
 

@@ -1,4 +1,4 @@
-"""Writes conversations as tokens: whole ones at a root of the tree, only what is new after a reply."""
+"""Writes conversations as tokens: whole ones at a root of the tree, only the new messages after a reply."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 type Images = Sequence[np.ndarray]
 """Images in order, uint8 [height, width, 3] each, resized for the policy."""
 _WRITERS = 64
-"""Sets of tools that are remembered."""
+"""Number of cached sets of tools."""
 
 
 class ContextWriter:
@@ -42,14 +42,14 @@ class ContextWriter:
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Characters that a token stands for at most."""
+        """Most characters of a token."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def conversation(self, messages: Sequence[Message], tools: Sequence[JsonObject], images: Images = ()) -> np.ndarray:
-        """Tokens of a whole conversation up to the next reply, int64, as prompts of a data set are written.
+        """Tokens of a whole conversation up to the next reply, int64, encoded like prompts of a data set.
 
-        `images` are those of its messages. Special tokens in what users and tools say are plain text. Raises
-        RequestError if the template rejects it.
+        `images` belong to its messages. Special tokens in texts of users and tools are plain text. Raises RequestError
+        if the template rejects it.
         """
         if not self.tokenizer.chat_template:
             raise RequestError("the policy's tokenizer has no chat template; use /v1/completions")
@@ -69,7 +69,7 @@ class ContextWriter:
     ) -> np.ndarray | None:
         """Tokens of messages, with these images, after a reply that ended with `last_token`, int64.
 
-        None if the template can only write them as a part of the whole conversation.
+        None if the template can write them only within the whole conversation.
         """
         if not messages or any(message["role"] not in FOLLOWING for message in messages):
             return None
@@ -92,7 +92,7 @@ class ContextWriter:
         return len(self._rendered.image(image.shape[:2]))
 
     def check_text(self, tokens: np.ndarray) -> None:
-        """Raise RequestError for tokens that a program may not choose: unknown ones, and those of images."""
+        """Raise RequestError for tokens that a program may not choose: unknown tokens and image tokens."""
         if len(tokens) and tokens.max() >= len(self.tokenizer):
             raise RequestError(f"the policy has no token {tokens.max()}; the last one is {len(self.tokenizer) - 1}")
         if self._vision is not None and (tokens == self._vision.token).any():
@@ -107,12 +107,12 @@ class ContextWriter:
         try:
             return chat_text(self.tokenizer, messages, tools)
         except ValueError:
-            with suppress(ValueError):  # the ids may not be the reason
+            with suppress(ValueError):  # the ids may not be the cause
                 return chat_text(self.tokenizer, [_with_short_ids(message) for message in messages], tools)
             raise
 
     def _shown(self, message: Message) -> Message:
-        """The message without special tokens where users and tools speak; those of images stand for images alone."""
+        """The message without special tokens in texts of users and tools; an image token only marks an image."""
         content, only_images = message["content"], message["role"] not in ("user", "tool")
         if isinstance(content, str):
             return {**message, "content": self._rendered.hidden(content, only_images=only_images)}

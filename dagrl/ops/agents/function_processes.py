@@ -1,4 +1,4 @@
-"""Runs agents' functions in processes of their own.
+"""Runs agents' functions in separate processes.
 
 The official client uses more CPU time for a request than the endpoint and the engine's client, which share the worker's
 interpreter.
@@ -31,7 +31,7 @@ _ENDS_S = 5.0
 
 
 class FunctionProcesses:
-    """A `Program`: a function whose runs are dealt to processes, one for every four cores and four at most."""
+    """A `Program`: a function whose runs are distributed over processes, one for every four cores and four at most."""
 
     def __init__(self, function: str, args: Mapping[str, object], folder: Path | None) -> None:
         """`function` is ``module:function``, found in `folder` or on the module path."""
@@ -40,7 +40,7 @@ class FunctionProcesses:
         self._numbers = itertools.count()
         count = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // _CORES_OF_A_PROCESS))
         self._processes: list[_Process | None] = [None] * count
-        """Each is started for its first run, and again after it has died."""
+        """A process is started for its first run, and again after it has died."""
 
     async def run(self, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
         """Run the function in one of the processes; all on one event loop.
@@ -72,7 +72,7 @@ class _Process:
                 pass_fds=[theirs.fileno()],
                 env=os.environ | {"PYTHONPATH": paths},
                 stdin=subprocess.DEVNULL,
-                # Ctrl-C is for the driver.
+                # Only the driver handles Ctrl-C.
                 start_new_session=True,
             )
         self._connection = Connection(ours.detach())
@@ -99,10 +99,10 @@ class _Process:
         with suppress(ProcessLookupError):
             self._process.kill()
 
-    # -- in threads of their own
+    # -- in separate threads
 
     def _write(self) -> None:
-        # `_read` tells of a process that has died.
+        # `_read` reports a process that has died.
         with suppress(OSError):
             while (message := self._messages.get()) is not None:
                 self._connection.send_bytes(message)

@@ -22,7 +22,7 @@ _FAILURES = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 
 
 class FunctionProgram:
-    """Async functions in a thread of their own, so that one that blocks does not hold up the endpoint."""
+    """Async functions in a separate thread, so that a blocking one does not delay the endpoint."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class FunctionProgram:
         from dagrl.ops.agents.client_transport import ClientTransport
 
         self._transport = self._transport or ClientTransport()
-        # The settings of the user's environment, such as proxies, are not those of this endpoint.
+        # Settings of the user's environment, such as proxies, do not apply to this endpoint.
         http = httpx.AsyncClient(transport=self._transport, trust_env=False, timeout=None)
         return AsyncOpenAI(base_url=base_url, api_key=key, http_client=http, max_retries=0, timeout=None)
 
 
 def _unless_cancelled(error: BaseException) -> None:
-    """Raise `error` again if it is the end of this task, and not that of a task that a user's function awaited."""
+    """Raise `error` again if it cancels this task, not a task that a user's function awaited."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         raise error

@@ -1,4 +1,5 @@
-"""The OpenAI-compatible endpoint: one server for all trajectories of a worker, which its keys tell apart."""
+"""The OpenAI-compatible endpoint: one server for all trajectories of a worker, which are distinguished by their
+keys."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class Gateway:
         self._sessions[session.key] = session
 
     def remove(self, session: Session) -> None:
-        """Close it: the key opens nothing any more."""
+        """Close it: the key is no longer valid."""
         self._sessions.pop(session.key, None)
 
     async def _serve(self, host: str) -> int:
@@ -60,7 +61,7 @@ class Gateway:
         app.router.add_post("/v1/completions", self._answering(self._text))
         app.router.add_post("/v1/responses", self._answering(self._responses))
         app.router.add_get("/v1/models", self._models)
-        # With cancellation, a reply whose client has gone is no part of the trajectory.
+        # With cancellation, a reply whose client has disconnected is not part of the trajectory.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, host, 0, backlog=_BACKLOG)
@@ -75,7 +76,7 @@ class Gateway:
         async def handle(request: web.Request) -> web.StreamResponse:
             session = self._session_of(request)
             if session is None:
-                return _refusal(401, "this key opens no trajectory, or one that has ended", "invalid_api_key")
+                return _refusal(401, "this key belongs to no trajectory, or to one that has ended", "invalid_api_key")
             try:
                 body = await request.json()
             except (ValueError, LookupError, RecursionError):
@@ -106,7 +107,7 @@ class Gateway:
         from aiohttp import web
 
         if self._session_of(request) is None:
-            return _refusal(401, "this key opens no trajectory, or one that has ended", "invalid_api_key")
+            return _refusal(401, "this key belongs to no trajectory, or to one that has ended", "invalid_api_key")
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "dagrl"}
         return web.json_response({"object": "list", "data": [model]})
 

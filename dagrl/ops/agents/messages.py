@@ -1,4 +1,4 @@
-"""Messages of OpenAI's chat protocol: as chat templates take them, and as keys that recognise a conversation."""
+"""Messages of OpenAI's chat protocol: in the form for chat templates, and as keys that identify a conversation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dagrl.ops.agents.tree import SeenImage
 _IMAGE_BYTES = 32 << 20
 _ROLES = ("system", "user", "assistant", "tool")
 FOLLOWING = ("user", "tool", "system")
-"""Roles of messages that can follow a reply without the whole conversation being written again."""
+"""Roles of messages that can follow a reply without encoding the whole conversation again."""
 
 
 class RequestError(ValueError):
@@ -40,7 +40,7 @@ has the SHA-256 of each of them.
 
 
 def message_of(given: object, sent: dict[str, bytes]) -> Message:
-    """A message as the chat template takes it; adds its images by their SHA-256 to `sent`. Raises RequestError."""
+    """Convert a message for the chat template; adds its images by their SHA-256 to `sent`. Raises RequestError."""
     if not isinstance(given, Mapping):
         raise RequestError(f"a message is an object with role and content, not {given!r:.80}")
     role = "system" if given.get("role") == "developer" else given.get("role")
@@ -64,7 +64,7 @@ def message_of(given: object, sent: dict[str, bytes]) -> Message:
 
 
 def _content_of(content: object) -> tuple[str | list[dict[str, str]], list[tuple[str, bytes]]]:
-    """A content as the chat template takes it, and SHA-256 and bytes of its images. Raises RequestError."""
+    """Convert a content for the chat template; returns it with SHA-256 and bytes of its images. Raises RequestError."""
     if content is None or isinstance(content, str):
         return content or "", []
     parts: list[dict[str, str]] = []
@@ -85,7 +85,9 @@ def _content_of(content: object) -> tuple[str | list[dict[str, str]], list[tuple
 
 
 def _image_of(part: Any) -> bytes:
-    """The bytes of an image of a content. How detailed it is to be seen is the pipeline's. Raises RequestError."""
+    """The bytes of an image of a content. Its ``detail`` is ignored: the pipeline sets the resolution. Raises
+    RequestError.
+    """
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in ("image_url", "input_image"):
         raise RequestError(f"a message's content is text and images, and {kind!r} is not supported")
@@ -109,9 +111,9 @@ def _data_of(url: object) -> bytes:
 
 
 def key_of(message: Message) -> bytes:
-    """Bytes that are equal for messages that say and show the same.
+    """Bytes that are equal for messages with equal texts and images.
 
-    Ids of calls do not count, nor does space around an assistant's text: frameworks change both.
+    Ids of calls and space around an assistant's text do not count: frameworks change both.
     """
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
     text = message["content"].strip() if message["role"] == "assistant" else message["content"]
@@ -120,7 +122,7 @@ def key_of(message: Message) -> bytes:
 
 
 def with_names(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the name of the tool that answers, which some templates write, as its call has it."""
+    """The messages with the names of the answering tools, taken from their calls; some templates write these."""
     named: list[Message] = []
     names: dict[str, str] = {}
     for message in messages:
@@ -149,7 +151,7 @@ def _call_of(call: Any) -> JsonObject:
         try:
             arguments = json.loads(arguments)
         except ValueError:
-            # The text that a template then writes is the program's, as it has changed the policy's call.
+            # The program has changed the policy's call, so the template's text is the program's.
             arguments = {"arguments": arguments}
     return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
@@ -160,14 +162,14 @@ _MOST_PIXELS = 1 << 25
 
 
 class ImageReader:
-    """Decodes images of requests; one that a trajectory holds is not decoded again. Used on the endpoint's loop."""
+    """Decodes images of requests; an image that the trajectory has is not decoded again. Used on the endpoint's loop."""
 
     def __init__(self, vision: ImageSettings | None) -> None:
         """`vision` is set for a policy that takes images."""
         self._vision = vision
         self._known: WeakValueDictionary[str, SeenImage] = WeakValueDictionary()
         self._under_way: dict[str, asyncio.Future[SeenImage]] = {}
-        # Few, because each may need hundreds of megabytes.
+        # Few threads, because an image may need hundreds of megabytes.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="images")
 
     async def read(self, key: str, data: bytes) -> SeenImage:
@@ -204,15 +206,15 @@ class RowImages:
 
     seen: tuple[SeenImage, ...] = ()
     urls: tuple[str, ...] = ()
-    """The same as ``data:`` URLs."""
+    """The images as ``data:`` URLs."""
     keys: tuple[str, ...] = ()
-    """SHA-256 of their bytes there."""
+    """SHA-256 of the images' bytes in `urls`."""
 
     def by_key(self) -> dict[str, SeenImage]:
         return dict(zip(self.keys, self.seen, strict=True))
 
     def messages(self, messages: Sequence[JsonObject]) -> list[JsonObject]:
-        """Messages of the data set with the images where they are marked, as OpenAI's protocol has them."""
+        """Messages of the data set in OpenAI's protocol, with the images at their marks."""
         if not self.urls:
             return [dict(message) for message in messages]
         urls = iter(self.urls)

@@ -4,8 +4,8 @@
        ^                  |                    |
        +----- replies ----+<---- completions --+
 
-All runs on the endpoint's event loop, so that no further thread has to wake for a request; ended trajectories go to the
-thread that yields them.
+All runs on the endpoint's event loop, so that a request wakes no further thread; ended trajectories go to the thread
+that yields them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dagrl.ops.turns.requests import CallEnded, PausedGroups, RequestCompleted, 
 _GATHER_S = 0.01
 """How long an idle engine that decodes in batches waits for a further request after each."""
 _POLL_S = 0.5
-"""How often an abort is looked for while programs are busy elsewhere."""
+"""Interval of checks for an abort while programs do other work."""
 _CLOSE_S = 5.0
 
 
@@ -55,9 +55,9 @@ class AgentRollouts:
     """The trajectories of one call.
 
     `run` yields the row and the response of each row of the batch, all rows of a trajectory together. `requests` are
-    those that a rollout without an agent would begin with. After an abort, unfinished trajectories have one unfinished
-    response, the tokens sampled for them; with ``partial_rollout`` their agents wait for a later call. Raises
-    AgentFailedError.
+    the ones with which a rollout without an agent would begin. After an abort, unfinished trajectories have one
+    unfinished response, the tokens sampled for them; with ``partial_rollout`` their agents wait for a later call.
+    Raises AgentFailedError.
     """
 
     batch: Batch
@@ -67,9 +67,9 @@ class AgentRollouts:
     _loop: asyncio.AbstractEventLoop = field(init=False)
     _paused: PausedGroups[Agent] = field(init=False)
     _version: int = field(init=False)
-    """Policy version with which the call begins."""
+    """The policy version at the start of the call."""
     _events: queue.SimpleQueue[_Ended | BaseException | None] = field(default_factory=queue.SimpleQueue)
-    """Ended trajectories and faults of dagrl itself; None when an abort has ended the engine's calls."""
+    """Ended trajectories and errors of dagrl itself; None when an abort has ended the engine's calls."""
     _queue: RequestQueue = field(init=False)
     _waiting: dict[int, WaitingRequest] = field(default_factory=dict)
     """Requests without a completion, by number."""
@@ -83,9 +83,9 @@ class AgentRollouts:
     _images: dict[int, RowImages] = field(init=False)
     """First row -> images of the data set."""
     _outdated: set[int] = field(default_factory=set)
-    """First rows whose agents were too old to be continued."""
+    """First rows of agents that were too old to be continued."""
     _unscored: dict[int, dict[int, Trajectory]] = field(default_factory=dict)
-    """Group -> its trajectories that have ended, by first row, if a group is scored together."""
+    """Group -> its ended trajectories, by first row, if a group is scored together."""
     _scorings: set[asyncio.Task[None]] = field(default_factory=set)
     _aborted: bool = False
 
@@ -99,7 +99,7 @@ class AgentRollouts:
         self._open = {row for row in self.requests if not self.batch.rows[row] % context.sequences}
         self._images = images_of_rows(self.batch, sorted(self._open))
         groups = self.batch["group_id"].values
-        # Their group ended in an earlier step, with weights that are too old now.
+        # Their group ended in an earlier step, with weights that are now too old.
         self._outdated = {row for row in self._open if int(groups[row]) in context.begun}
 
     def _paused_agents(self) -> PausedGroups[Agent]:
@@ -136,7 +136,7 @@ class AgentRollouts:
                 self._loop.call_soon_threadsafe(self._cancel)
 
     def _on_loop[Result](self, function: Callable[[], Result]) -> Result:
-        """Call a function on the endpoint's loop, behind what was passed to it before."""
+        """Call a function on the endpoint's loop, after all earlier ones."""
 
         async def call() -> Result:
             return function()
@@ -144,7 +144,7 @@ class AgentRollouts:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
     def _next_ended(self) -> Iterator[tuple[int, Response]]:
-        """Wait for trajectories, not for long, and yield the rows of those that have ended."""
+        """Wait briefly for trajectories, and yield the rows of those that have ended."""
         with suppress(queue.Empty):
             event = self._events.get(timeout=_POLL_S)
             while True:
@@ -217,7 +217,7 @@ class AgentRollouts:
         return Agent(self._setup, row_of(self.batch, row, request.seed, images), new_session)
 
     def _pause(self) -> dict[int, tuple[np.ndarray, dict[str, int]]]:
-        """Pause all agents of groups that have not ended; returns the tokens sampled for those that have not."""
+        """Pause all agents of unfinished groups; returns the tokens sampled for unfinished agents."""
         self._cancel_scorings()
         groups = self.batch["group_id"].values
         left: dict[int, list[Agent]] = {int(groups[row]): [] for row in self._open}
@@ -287,7 +287,7 @@ class AgentRollouts:
         groups = self.batch["group_id"].values
         ended = self._unscored.setdefault(int(groups[row]), {})
         ended[row] = trajectory
-        # A call has all of a group: groups are dealt whole.
+        # A call has all rows of a group, because groups are dispatched whole.
         if len(ended) == sum(groups[first] == groups[row] for first in self._agents):
             scoring = asyncio.get_running_loop().create_task(self._scored(ended, self._setup.score))
             self._scorings.add(scoring)
@@ -304,7 +304,7 @@ class AgentRollouts:
             self._events.put(_Ended(row, trajectory))
 
     def broken(self, failure: BaseException) -> None:
-        """End the call: something other than a program has failed."""
+        """End the call because something other than a program has failed."""
         self._events.put(failure)
 
 

@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     import aiohttp
 
 OUTPUT_BYTES = 16 << 10
-"""End of a command's output that is kept."""
+"""Number of characters kept of the end of a command's output."""
 _RESULT = "result.json"
 _RESULT_BYTES = 16 << 20
 _MOST_METRICS = 1000
 _METRIC = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}")
 _MEMORY_MIB = 4096
-"""Address space of a sandboxed program, which imports more than a policy's code does."""
+"""Address space of a sandboxed program, which imports more than a policy's code."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 _STARTER = Path(__file__).with_name("starter.py")
 
 
 class Unscored:
-    """The state of a rollout, which is scored with those of its group."""
+    """The state of a rollout, which is scored together with its group."""
 
     def __init__(self, state: object) -> None:
         self.state = state
@@ -62,9 +62,9 @@ class ProgramResult:
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     output: str = ""
-    """End of what it has printed."""
+    """The end of its printed output."""
     state: object = None
-    """Set if the reward is given when all of the group have ended: what it is given for."""
+    """The state to score, if the reward is given when the whole group has ended."""
 
 
 class Program(Protocol):
@@ -75,7 +75,7 @@ class Program(Protocol):
 
 
 def program_result(returned: object, output: str = "") -> ProgramResult:
-    """The verdict in what a program returns: a number, a mapping with ``reward`` and metrics, or nothing.
+    """Read the verdict from a program's return value: a number, a mapping with ``reward`` and metrics, or nothing.
 
     Raises ProgramError for anything else.
     """
@@ -109,7 +109,7 @@ def _number(value: Any) -> float | None:
 
 
 class CommandProgram:
-    """A process for each trajectory, in a separate process session that ends with it."""
+    """Runs a process for each trajectory, in a process session that ends with it."""
 
     def __init__(self, command: tuple[str, ...], env: Mapping[str, str], folder: Path) -> None:
         self._command = (sys.executable, *command[1:]) if command[0] == "python" else command
@@ -118,13 +118,13 @@ class CommandProgram:
     async def run(self, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
         with TemporaryDirectory(prefix="dagrl-agent-") as made:
             result, output, task = (Path(made, name) for name in ("result.json", "output", "task.json"))
-            # A file, as a program may end before it has read a pipe.
+            # A file, because a program may end before it has read a pipe.
             task.write_text(json.dumps(row))
             endpoint = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "DAGRL_RESULT": str(result)}
             inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
             with output.open("ab") as file, task.open("rb") as stdin:
                 process = await asyncio.create_subprocess_exec(
-                    # Ends the command with this process, whatever ends that.
+                    # Ends the command when this process ends, for any reason.
                     *(sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), *self._command),
                     stdin=stdin,
                     stdout=file,

@@ -16,7 +16,7 @@ from dagrl.ops.agents.session import Reply, Wish
 def responses_request(
     body: JsonObject, conversations: Mapping[str, list[Message]], sent: dict[str, bytes]
 ) -> tuple[list[Message], Wish]:
-    """Messages and options of a request; `conversations` by the id of their last response.
+    """Messages and options of a request; `conversations` are keyed by the ids of their last responses.
 
     Its images are added to `sent`. Raises RequestError.
     """
@@ -133,7 +133,7 @@ def _messages(items: Sequence[Any], sent: dict[str, bytes]) -> list[Message]:
                 content = output if isinstance(output, str | list) else json.dumps(output)
                 messages.append({"role": "tool", "content": content, "tool_call_id": item.get("call_id")})
             case "reasoning":
-                # The policy's own: its tokens are known.
+                # The policy sampled this item, so its tokens are known.
                 continue
             case kind:
                 raise RequestError(f"items of type {kind!r} are not supported")

@@ -1,4 +1,4 @@
-"""Trajectories that have ended: their common scores, their rows and their metrics."""
+"""Ended trajectories: their scores by group, their rows and their metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dagrl.ops.response import Response, Turn
 from dagrl.ops.turns.dialogue import ERROR
 
 type ScoreGroup = Callable[[Sequence[Any]], Awaitable[list[ProgramResult]]]
-"""From the states of a group's trajectories to their verdicts. Raises ProgramError."""
+"""Scores the states of a group's trajectories; returns their verdicts. Raises ProgramError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class AgentRow:
     """Int64."""
     trajectory: Trajectory
     dropped: float
-    """Fraction of the trajectory's sampled tokens that are in none of its rows."""
+    """Fraction of the trajectory's sampled tokens that none of its rows contains."""
     first: bool
     """Whether it is the trajectory's first row, which holds its last reply."""
     share: float
     """Fraction of the trajectory's trained tokens; 1 in all of its rows together."""
     excluded: bool
-    """Whether the trajectory is no part of losses and baselines."""
+    """Whether the trajectory is excluded from losses and baselines."""
     reward: float
     """The program's reward; NaN if it gave none."""
     images: tuple[SeenImage, ...] = ()
@@ -66,7 +66,7 @@ class AgentRow:
 async def scored(ended: Mapping[int, Trajectory], score: ScoreGroup, timeout_s: float) -> dict[int, Trajectory]:
     """The trajectories of a group, by row, with their rewards.
 
-    Those whose program failed are no part of it. If scoring fails, all others have failed.
+    Trajectories whose program failed are not scored. If scoring fails, all others fail too.
     """
     waiting = {row: sequence for row, sequence in ended.items() if sequence.verdict.state is not None}
     trajectories = dict(ended)
@@ -98,11 +98,11 @@ def responses_of(
     begun: int = 0,
     images: tuple[SeenImage, ...] = (),
 ) -> list[Response]:
-    """The `rows` rows of a trajectory; unused ones have one token that is not trained on.
+    """The `rows` rows of a trajectory; unused rows have one token that is not trained on.
 
-    `prompt` and `images` are the row's in the data set, `version` that of the weights, `begun` the number of tokens
-    that earlier steps have sampled. With `zero`, a failed program has the reward 0; otherwise its trajectory is
-    excluded, as is one without any reply.
+    `prompt` and `images` are the row's in the data set, `version` is the weights' version, `begun` the number of tokens
+    that earlier steps sampled. With `zero`, a failed program has the reward 0; otherwise its trajectory is excluded, as
+    is one without any reply.
     """
     sequences = trajectory.tree.sequences(rows)
     excluded = not sequences or (trajectory.failed and not zero)
@@ -115,7 +115,7 @@ def responses_of(
     made = []
     for number in range(rows):
         sequence = sequences[number] if number < len(sequences) else None
-        # The first row of a program that asked nothing has the row's prompt, for people who look at samples.
+        # Without a request, the first row has the row's prompt, which is shown among samples.
         unused = prompt if images or not number else prompt[-1:]
         row = AgentRow(
             unused if sequence is None else sequence.prompt,
@@ -139,7 +139,7 @@ def responses_of(
 def agent_columns_of(responses: Sequence[Response], *, several: bool, has_images: bool) -> dict[str, Column]:
     """Columns that only an agent rollout writes.
 
-    With `several` also that of trajectories with several rows, with `has_images` those of the images of prompts.
+    With `several` also the columns of trajectories with several rows, with `has_images` the columns of prompts' images.
     """
     rows = [agent_row(response) for response in responses]
     columns = {

@@ -1,4 +1,4 @@
-"""An agent: one program, its trajectory, and its requests. It may outlive the call of a rollout that began it.
+"""An agent: one program, its trajectory, and its requests. It may outlive the call of a rollout that started it.
 
 A call answers the requests of its agents. When it is aborted it can pause them: programs keep running, their requests
 wait, and a later call answers them, by newer weights. All methods run on the endpoint's event loop.
@@ -30,7 +30,7 @@ def _now() -> float:
 
 
 class PausableTimeout:
-    """A timeout that stands still while its agent is paused. Each ``async with`` has the whole of it."""
+    """A timeout whose clock stops while its agent is paused. Each ``async with`` starts it anew."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s, self._left_s = limit_s, limit_s
@@ -77,7 +77,7 @@ class WaitingRequest:
     request: GenerationRequest
     reply: asyncio.Future[Completion]
     sampled: Completion | None = None
-    """The part of the reply that aborted calls have sampled."""
+    """The part of the reply sampled by aborted calls."""
 
     def remaining(self) -> GenerationRequest:
         if self.sampled is None:
@@ -87,7 +87,7 @@ class WaitingRequest:
         return replace(self.request, begun=begun, limit=None if limit is None else limit - len(self.sampled.tokens))
 
     def extend(self, completion: Completion) -> None:
-        """Append what was sampled, and answer the request if that completes the reply."""
+        """Append sampled tokens, and answer the request if they complete the reply."""
         self.sampled = completion = completion if self.sampled is None else _joined(self.sampled, completion)
         if completion.finish_reason != ABORTED and not self.reply.done():
             self.reply.set_result(completion)
@@ -162,7 +162,7 @@ class Agent:
         return new
 
     def new_counts(self) -> dict[str, int]:
-        """The account's counts of the sample since the last call of this method."""
+        """Counts of the sample's tokens for the account, since the last call of this method."""
         total, begun = self._retried + sum(len(completion.tokens) for completion in self._completions()), self._counted
         self._counted = max(total, begun)
         return {"sampled": self._counted - begun, "begun": begun, "retried": self._retried}
@@ -180,7 +180,7 @@ class Agent:
 
     @property
     def oldest(self) -> int | None:
-        """Oldest policy version of its tokens; None without any."""
+        """Oldest policy version of its tokens; None without tokens."""
         return min(
             (completion.policy_version for completion in self._completions() if len(completion.tokens)), default=None
         )
@@ -256,10 +256,10 @@ class Agent:
         return Trajectory(session.tree, verdict, error, session.refused, attempts - 1, self._clock.seconds)
 
     async def _attempt(self) -> tuple[Session, ProgramResult, str | None]:
-        """The session, what the program says of it, and why it failed, if it did."""
+        """The session, the program's verdict, and the reason if it failed."""
         setup, gateway = self.setup, self.setup.gateway
         session = self._session = self.new_session(self._ask)
-        # Tokens of a failed attempt are in no row.
+        # No row contains the tokens of a failed attempt.
         self.begun = 0
         gateway.add(session)
         try:

@@ -1,4 +1,4 @@
-"""One trajectory at the endpoint: its tree, and how a request becomes replies of the policy."""
+"""One trajectory at the endpoint: its tree, and the way from a request to replies of the policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dagrl.ops.turns.template import encodable
 
 _LENGTH, _TURNS = "length", "turns"
 _LONG_TEXT = 20_000
-"""Characters of a conversation that take a tokenizer a few milliseconds."""
+"""Characters that a tokenizer encodes in a few milliseconds."""
 _LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="long texts")
 
 
@@ -58,10 +58,10 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply as a program gets it."""
+    """A reply in the form that a program gets."""
 
     text: str
-    """All of it, without the token that ended it."""
+    """The whole text, without the token that ended it."""
     reasoning: str
     content: str
     """The text without reasoning and calls."""
@@ -82,7 +82,7 @@ class Session:
     tree: TrajectoryTree
     writer: ContextWriter
     parser: Callable[[Sequence[JsonObject]], Parser]
-    """From the tools of a request to the parser of calls."""
+    """Returns the parser of calls for the tools of a request."""
     hermes: bool
     """Whether calls are written between marks, so that the text before them is known."""
     ask: Ask
@@ -94,15 +94,15 @@ class Session:
     refused: str | None = None
     """``length`` or ``turns`` once a request was refused for that limit."""
     conversations: dict[str, list[Message]] = field(default_factory=dict)
-    """Responses' ids -> their conversations, for ``previous_response_id``."""
+    """Ids of responses -> their conversations, for ``previous_response_id``."""
     _turns: int = 0
     _ends: dict[bytes, list[Exchange]] = field(default_factory=dict)
-    """Digest of a conversation that ends with a reply -> the exchanges with such a reply."""
+    """Digest of a conversation up to a reply -> the exchanges with that reply."""
     _texts: list[tuple[str, Exchange]] = field(default_factory=list)
     """For completions: prompts with their replies, as text."""
 
     async def see(self, sent: Mapping[str, bytes]) -> None:
-        """Take images, by their SHA-256, that messages of `chat` may name. Raises RequestError."""
+        """Store images by their SHA-256, for messages of `chat` that name them. Raises RequestError."""
         for key, data in sent.items():
             if key not in self.images:
                 self.images[key] = await self.reader.read(key, data)
@@ -139,7 +139,7 @@ class Session:
         async def reply() -> Reply:
             exchange, completion, text = await self._sample(parent, given, wish)
             if isinstance(prompt, str):
-                # Programs go on after the text alone, or write the stop string that ended it themselves.
+                # Programs continue after the text alone, or write the stop string themselves.
                 self._texts += [(prompt + reply, exchange) for reply in {text, self._decode(completion.tokens)}]
             return self._reply(exchange, completion, text, None, wish)
 
@@ -148,23 +148,25 @@ class Session:
     # -- what is known already
 
     def _check_length(self, characters: int) -> None:
-        """Raise ContextLengthError if a text is too long whatever its tokens are."""
+        """Raise ContextLengthError if a text is too long for any tokenisation."""
         tokens = self.tree.longest_prompt + self.tree.longest_response
         if characters > tokens * self.writer.longest_token:
             self.refused = _LENGTH
             raise ContextLengthError(f"the conversation has {characters} characters, too many for {tokens} tokens")
 
     async def _written[Found](self, characters: int, write: Callable[[ContextWriter], Found]) -> Found:
-        """What `write` gives: for a long text in a thread, one at a time, so that the loop serves the other agents."""
+        """The result of `write`. For a long text it runs in a thread, one at a time, so that the loop serves the other
+        agents.
+        """
         if characters < _LONG_TEXT:
             return write(self.writer)
         return await asyncio.get_running_loop().run_in_executor(_LONG_TEXTS, write, self.writer.of_another_thread)
 
     def _given(self, messages: Sequence[Message], said: Sequence[bytes], wish: Wish, writer: ContextWriter) -> _Given:
-        """The reply that the conversation follows, and what comes after it; for a new conversation, all of it."""
+        """The reply that the conversation continues, and the messages after it; for a new conversation, all messages."""
         for count in range(len(messages) - 1, 0, -1):
             if ends := self._ends.get(said[count - 1]):
-                # Several replies may read the same: prefer one that no request follows yet.
+                # Several replies may have the same text: prefer one that no request has continued.
                 parent = next((exchange for exchange in ends if not exchange.followers), ends[-1])
                 assert parent.reply is not None
                 images = self._images_of(messages[count:])
@@ -239,7 +241,7 @@ class Session:
         return cut_reply(completion, length, len(self.tree.context(exchange))), text[: min(places)]
 
     def _reply(self, exchange: Exchange, completion: Completion, text: str, read: Parser | None, wish: Wish) -> Reply:
-        # Some parsers read a call that was cut off as a whole one.
+        # Some parsers read a truncated call as a complete one.
         context = self.tree.context(exchange)
         thinks = begins_reasoning(self.writer.tokenizer, context)
         parsed = read(text, thinks=thinks) if read and completion.finish_reason != _LENGTH else ()
@@ -255,7 +257,7 @@ class Session:
             reasoning.removeprefix("<think>").removesuffix("</think>").strip(),
             content.strip() if reasoning or calls else content,
             tuple(calls),
-            # Nine letters and digits, as Mistral's templates want it.
+            # Nine letters and digits, as Mistral's templates require.
             tuple(call.id or secrets.token_hex(5)[:9] for call in calls),
             completion.finish_reason,
             completion.tokens,

@@ -31,8 +31,8 @@ type Score = Callable[[Sequence[Any]], Awaitable[list[Result]]]
 
 
 def verifiers_agent(name: str, args: Mapping[str, Any], folder: Path | None) -> tuple[Solve, Score]:
-    """Two functions: of a client and a row, which runs the environment `name`, created with `args`; and of the states
-    of a group, which returns the rubric's rewards and metrics.
+    """Two functions: one takes a client and a row and runs the environment `name`, created with `args`; the other takes
+    the states of a group and returns the rubric's rewards and metrics.
 
     Raises ValueError if the environment cannot be loaded.
     """
@@ -55,14 +55,14 @@ def verifiers_agent(name: str, args: Mapping[str, Any], folder: Path | None) -> 
         }
         state = await environment.rollout(task, client, "policy", {})
         if isinstance(state["error"], EmptyModelResponseError):
-            # The policy's failure, and not the environment's.
+            # The policy has failed, not the environment.
             return {"reward": 0.0}
         if state["error"] is not None:
             raise RuntimeError(f"the environment failed: {state['error']!r}")
         return Unscored(state)
 
     async def score(states: Sequence[Any]) -> list[Result]:
-        # As the library itself does: a rubric may compare the samples of a group.
+        # The library does the same: a rubric may compare the samples of a group.
         await environment.rubric.score_group([*states])
         return [{"reward": state["reward"], **state["metrics"]} for state in states]
 
@@ -74,7 +74,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """State that the trajectories of a node share."""
+    """State shared by the trajectories of a node."""
 
     spec: AgentSpec
     gateway: Gateway
@@ -85,9 +85,9 @@ class AgentSetup:
     """From the tools of a request to the parser of calls."""
     needs_reward: bool
     score: ScoreGroup | None
-    """Gives the rewards of a group, if its trajectories are scored together."""
+    """Scores a group, if its trajectories are scored together."""
     slots: asyncio.Semaphore
-    """One for each program that may run; only used on the endpoint's loop."""
+    """One slot for each program that may run; used only on the endpoint's loop."""
 
 
 def load_program(spec: AgentSpec, folder: Path | None) -> Program:
@@ -141,15 +141,15 @@ def row_of(batch: Batch, row: int, seed: int, images: RowImages) -> dict[str, An
         "answer": batch["answer"].string(row),
         "data_source": batch["data_source"].string(row),
         "extra_info": json.loads(batch["extra_info"].string(row)),
-        # Half of it, which every language's integers hold exactly.
+        # Half of the seed's bits, which integers of every language hold exactly.
         "seed": seed % 2**32,
         "sample_id": int(batch.rows[row]),
     }
 
 
 def _node_address() -> str:
-    """The machine's address towards others."""
+    """The machine's address for other machines."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Sends nothing: it only chooses a route.
+        # This sends nothing, but chooses a route.
         probe.connect(("192.0.2.1", 9))
         return probe.getsockname()[0]

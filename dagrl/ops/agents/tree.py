@@ -1,7 +1,7 @@
-"""The tokens of a trajectory as a tree: what was asked and sampled, and the sequences that are trained on.
+"""The tokens of a trajectory as a tree: requests, sampled replies, and the sequences that are trained on.
 
 An exchange is one request and the reply that the policy sampled. A request that extends the conversation of an earlier
-exchange is its child, so that the tokens on the path from a root are exactly those that the policy has seen and
+exchange is its child, so that the tokens on the path from a root are exactly the tokens that the policy has read and
 written. A rewritten conversation is a new root; two requests after the same reply are two branches. Pure.
 """
 
@@ -39,7 +39,7 @@ class PlacedImage:
     end: int
 
     def moved(self, by: int) -> PlacedImage:
-        """The image where `by` tokens have been put before it."""
+        """The image after `by` tokens are inserted before it."""
         return replace(self, begin=self.begin + by, end=self.end + by)
 
 
@@ -49,12 +49,12 @@ class Exchange:
 
     parent: Exchange | None
     given: np.ndarray
-    """Tokens between the parent's reply and this one, int64; those of the whole prompt at a root."""
+    """Tokens between the parent's reply and this one, int64; at a root, the whole prompt."""
     seed: int
     limit: int | None
-    """Tokens of the reply at most; None: as many as fit."""
+    """Most tokens of the reply; None: as many as fit."""
     reply: Completion | None = None
-    """None until the reply has been sampled and the program has it."""
+    """None until the reply has been sampled and delivered to the program."""
     followers: int = 0
     images: tuple[PlacedImage, ...] = ()
 
@@ -90,7 +90,7 @@ class SampledSequence:
     version: int
     """Oldest policy version that sampled any of the tokens."""
     finish_reason: str
-    """That of its last reply."""
+    """The finish reason of its last reply."""
     routed_experts: np.ndarray | None
     versions: np.ndarray
     """Policy version that sampled each token of the response, int32; -1 for tokens that were not sampled."""
@@ -112,13 +112,13 @@ class TrajectoryTree:
     """The exchanges of one trajectory."""
 
     prompt: np.ndarray
-    """Prompt of the row: the first request with it draws as a rollout without an agent would."""
+    """The row's prompt: the first request with it has the random draws of a rollout without an agent."""
     seed: int
     longest_prompt: int
-    """Tokens of a sequence that are its prompt, at most; a longer context continues in the response."""
+    """Most prompt tokens of a sequence; a longer context continues in the response."""
     longest_response: int
     sampling: SamplingSpec | None = None
-    """That of its requests; None if it is the one of a call."""
+    """The policy version of its requests; None for the call's version."""
     exchanges: list[Exchange] = field(default_factory=list)
     """The nodes with a reply, in the order of the replies."""
     _asked: dict[bytes, int] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class TrajectoryTree:
         limit: int | None = None,
         images: Sequence[PlacedImage] = (),
     ) -> Exchange:
-        """A new exchange after `parent`, with `images` in what is given.
+        """A new exchange after `parent`, with `images` among the given tokens.
 
         Raises ContextLengthError if no token of a reply fits.
         """
@@ -156,7 +156,7 @@ class TrajectoryTree:
             as_usual, exchange.seed = not parent.followers, parent.seed
             parent.followers += 1
         if times or not as_usual:
-            # From the context instead of the order of arrival, which differs from run to run.
+            # The seed depends on the context instead of the order of arrival, which differs between runs.
             exchange.seed = self._seed_of(key, times)
         return exchange
 
@@ -178,9 +178,9 @@ class TrajectoryTree:
         self.exchanges.append(exchange)
 
     def sequences(self, most: int) -> list[SampledSequence]:
-        """At most `most` sequences: first the one with the last reply, then those with the most tokens not yet covered.
+        """At most `most` sequences: first the one with the last reply, then the ones that cover the most new tokens.
 
-        A reply is trained on in the first of them that contains it.
+        A reply is trained on in the first sequence that contains it.
         """
         followed = {id(exchange.parent) for exchange in self.exchanges}
         leaves = [exchange for exchange in self.exchanges if id(exchange) not in followed][::-1]
@@ -264,7 +264,7 @@ def cut_reply(reply: Completion, length: int, context_length: int) -> Completion
 
 
 def digests(parts: Sequence[bytes], start: bytes = b"") -> list[bytes]:
-    """For each beginning of `parts` a digest: equal ones for equal beginnings."""
+    """A digest of each prefix of `parts`; equal prefixes have equal digests."""
     keys, last = [], start
     for part in parts:
         last = hashlib.blake2b(part, digest_size=16, key=last).digest()

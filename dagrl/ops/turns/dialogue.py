@@ -87,7 +87,7 @@ class TurnSettings:
     ends_on_error: bool
     """Whether a failing environment ends the response instead of the run."""
     vision: ImageSettings | None = None
-    """Set if answers may have images."""
+    """Not None if answers may have images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class TurnOutcome:
     answers: tuple[Answer, ...] = ()
     """Messages to the policy."""
     ends: str | None = None
-    """Finish reason if the response ends with the turn; there are no `answers` then."""
+    """Finish reason if the response ends with the turn, without `answers`."""
     reward: float = 0.0
     calls: int = 0
     failed_calls: int = 0
@@ -135,10 +135,10 @@ class ResponseDialogue:
         self._episode = Episode(settings.environment, fields) if settings.environment else None
 
     def respond(self, text: str, *, cut: bool, last: bool, thinks: bool = False) -> PendingOutcome:
-        """Respond to a turn's `text`, which may be `cut` off by a length limit, or the `last` turn allowed.
+        """Respond to a turn's `text`, which a length limit may have `cut` off, or which is the `last` allowed turn.
 
-        A turn with tool calls goes to the tools alone, any other to the environment, if there is one. `thinks` tells
-        that the prompt has begun the turn's reasoning.
+        A turn with tool calls goes to the tools alone, any other to the environment, if there is one. `thinks`: the
+        prompt has begun the turn's reasoning.
         """
         calls = self._settings.parse(text, thinks=thinks) if self._settings.tools and not cut else []
         if calls and not last:
@@ -212,7 +212,9 @@ class ResponseDialogue:
         images = [part for part in answer if not isinstance(part, str)]
         vision = self._settings.vision
         if images and vision is None:
-            raise ValueError("a tool or environment answers with an image, and prompts have none; set data.image_key")
+            raise ValueError(
+                "a tool or environment answers with an image, but prompts have no images; set data.image_key"
+            )
         pixels = tuple(resized(image, vision) for image in images) if vision else ()
         text = "".join(part for part in answer if isinstance(part, str))
         return Answer(role, text, pixels, name=name, call_id=call_id)

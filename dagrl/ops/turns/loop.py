@@ -28,7 +28,7 @@ from dagrl.ops.turns.template import Answer
 _GATHER_S = 0.01
 """How long an idle engine waits for further answers after one has arrived, to form a larger batch."""
 _POLL_S = 0.1
-"""How often an abort is looked for while tools and environments work: only an engine that samples reports it."""
+"""Interval of checks for an abort while tools and environments work: only a sampling engine reports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Conversations:
 
     `run` yields the row and the finished response of each of `requests`, by row. After an abort it yields unfinished
     responses as they are; with ``partial_rollout`` they and their environments wait for a later call. `responses` are
-    empty, or say that one is outdated.
+    empty, or marked as outdated.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Conversations:
             for row in self._open:
                 self._ask(row)
             self._queue.flush()
-            # Answers that are on their way cannot be asked for again.
+            # Pending answers cannot be requested again.
             while self._open and not (self._aborted and self._queue.idle and not (self._keeps and self._pending)):
                 for event in self._next_events():
                     yield from self._take(event)
                 self._aborted = self._aborted or self._is_aborted()
                 if not self._aborted:
                     self._queue.flush()
-            # A response that waits for a tool ended its turn, and is not finished.
+            # A response that waits for a tool has ended its turn, but is not finished.
             yield from [(row, replace(response, finish_reason=ABORTED)) for row, response in self._open.items()]
             if self._keeps:
                 self._pause()
@@ -104,7 +104,7 @@ class Conversations:
             self._events.put(event)
 
     def _go_on(self) -> Iterator[tuple[int, Response]]:
-        """Take the responses that an earlier call has paused; yield those that had ended."""
+        """Resume the responses that an earlier call paused; yield the ended ones."""
         context, node = self._context, self._context.rollout
         self._paused.release_before(context.oldest_continued_step)
         version = context.policy_version
@@ -125,7 +125,7 @@ class Conversations:
                     self._open[row] = response
 
     def _pause(self) -> None:
-        """Keep the responses of all groups that have an unfinished one."""
+        """Keep the responses of all groups with an unfinished response."""
         for group in {int(self._groups[row]) for row in self._open}:
             rows = [row for row in sorted(self._requests) if self._groups[row] == group]
             kept = {**self._finished, **self._open}
@@ -141,7 +141,7 @@ class Conversations:
         return row, response
 
     def _next_events(self) -> list[RequestCompleted | CallEnded | JobResult]:
-        """Wait for events, not for long. Engines and jobs have their own timeouts."""
+        """Wait briefly for events. Engines and jobs have their own timeouts."""
         left_s = self._jobs.left_s()
         try:
             events = [self._events.get(timeout=_POLL_S if left_s is None else min(left_s, _POLL_S))]
@@ -179,7 +179,7 @@ class Conversations:
         cut = completion.finish_reason == LENGTH
         text = response_text(response.tokens[turn.begin : turn.end], self._context)
         last = len(response.turns) >= self._max_turns
-        # The tokens that the turn continues: the prompt, or the answers to the turn before.
+        # The tokens before the turn: the prompt, or the answers to the previous turn.
         context = response.tokens[: turn.begin] if turn.begin else self._requests[row].prompt
         thinks = begins_reasoning(self._tokenizer, context)
         pending = self._pending[row] = self._dialogues[row].respond(text, cut=cut, last=last, thinks=thinks)
@@ -206,7 +206,7 @@ class Conversations:
         yield self._finish(row, response.ended(outcome.ends or LENGTH))
 
     def _with_answers(self, response: Response, answers: Sequence[Answer], longest: int) -> Response | None:
-        """The response with the answers appended; None if no token could follow them in one of the `longest` length."""
+        """The response with the answers appended; None if no token would fit after them within `longest` tokens."""
         tokens = self._writer.tokens(answers, int(response.tokens[-1]))
         images = [image for answer in answers for image in answer.images]
         following = response.with_observation(tokens, images, self._writer.image_starts(tokens, images))

@@ -30,7 +30,7 @@ class RequestQueue:
     """Collects requests and passes them to the engine. Used by one thread.
 
     If the engine serializes calls, a call starts when the previous one has ended; else at once. A thread waits for each
-    call, unless the engine passes completions on by itself.
+    call, unless the engine delivers completions by itself.
     """
 
     def __init__(self, engine: GenerateEngine, sampling: SamplingSpec, deliver: Callable[..., None]) -> None:
@@ -52,7 +52,9 @@ class RequestQueue:
         self._waiting.append((number, request))
 
     def flush(self) -> None:
-        """Start a call with all queued requests, unless it would have to wait for another call. Not after `leave`."""
+        """Start a call with all queued requests, unless it would have to wait for another call. Must not follow
+        `leave`.
+        """
         if not self._waiting or self._left or (self._running and self._engine.serializes_calls):
             return
         asked, self._waiting = self._waiting, []
@@ -76,7 +78,7 @@ class RequestQueue:
 
         def take(completion: Completion) -> None:
             completed.append(RequestCompleted(asked[completion.index][0], completion))
-            # The only completion of a call goes with its end: waking the other thread once is cheaper.
+            # The only completion of a call is sent with its end, which wakes the other thread once.
             if len(asked) > 1:
                 self._deliver(completed.pop())
 
@@ -109,14 +111,14 @@ class RequestQueue:
 
 
 type GroupKey = tuple[int, int]
-"""A step, and a group of it."""
+"""A step and one of its groups."""
 
 
 class PausedGroups[Kept]:
-    """For each unfinished group what continues its samples."""
+    """Unfinished groups with the state that continues their samples."""
 
     def __init__(self, release: Callable[[Kept], None]) -> None:
-        """`release` ends what no later step continues."""
+        """`release` ends state that no later step continues."""
         self._groups: dict[GroupKey, list[Kept]] = {}
         self._release = release
 
@@ -124,7 +126,7 @@ class PausedGroups[Kept]:
         self._groups[key] = [*kept]
 
     def take(self, key: GroupKey | None) -> list[Kept]:
-        """Remove and return a group; empty if there is none, as after the end of a worker."""
+        """Remove and return a group; empty if it is not stored, for example after a worker's end."""
         return self._groups.pop(key, []) if key is not None else []
 
     def release_before(self, step: int) -> None:

@@ -82,7 +82,7 @@ def _own_parser(place: str, folder: Path | None) -> Parser:
 
 
 def rollout_tools(context: Context) -> dict[str, Tool | McpTool]:
-    """Tools of the rollout by the names that the policy uses; empty if nothing is sampled.
+    """Tools of the rollout by their names for the policy; empty if nothing is sampled.
 
     Starts MCP servers. Raises ToolUnavailableError if one does not start, ValueError if two tools share a name.
     """

@@ -24,7 +24,7 @@ _CUT = "\n...\n"
 
 
 class RenderedText:
-    """Hides special tokens of texts from the chat template, and encodes what it writes. Not thread-safe.
+    """Hides special tokens of texts from the chat template, and encodes its output. Not thread-safe.
 
     A mark takes the place of each special token of a text before the template sees it, so that the template's filters
     apply to all of the text, and no text can end a turn or begin one.
@@ -34,7 +34,7 @@ class RenderedText:
         """`vision` is set for a model that takes images."""
         self._vision = vision
         self._tokenizer = tokenizer
-        # A copy, because handling of special tokens is a state of the tokenizer, which other threads use.
+        # A copy, because the handling of special tokens is state of the tokenizer, which other threads use.
         self._literal = copy.deepcopy(tokenizer)
         self._image = str(tokenizer.convert_ids_to_tokens(vision.token)) if vision else ""
         added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
@@ -45,7 +45,7 @@ class RenderedText:
         self._marks = re.compile(rf"{self._prefix}(\d+)x")
 
     def hidden(self, text: str, *, only_images: bool = False) -> str:
-        """`text` with marks in place of special tokens, or of those of images alone."""
+        """`text` with marks in place of special tokens, or of image tokens alone."""
         if only_images:
             return encodable(text).replace(self._image, self._mark(self._image)) if self._image else encodable(text)
         return self.special.sub(lambda match: self._mark(match[0]), encodable(text))
@@ -70,13 +70,13 @@ class RenderedText:
         for kept in range(longest - (len(cut) if shown else 0), 0, -1):
             head = -(-kept // 2)
             begin, end = text[: ends[head - 1]], text[ends[count - (kept - head) - 1] :]
-            # Characters that are next to each other now may be tokenised in another way.
+            # Characters that become adjacent may be tokenised differently.
             if len(self.plain(begin + shown + end)) <= longest:
                 return begin + shown + end
         return ""
 
     def _ends(self, text: str, count: int) -> list[int]:
-        """For each of the `count` tokens of a text the index of the character after it."""
+        """Index of the character after each of the `count` tokens of a text."""
         if not self._literal.is_fast:
             return [len(text) * (token + 1) // count for token in range(count)]
         given = self._literal(
@@ -85,10 +85,10 @@ class RenderedText:
         return [end for _, end in given["offset_mapping"]]
 
     def encode(self, text: str, images: list[tuple[int, ...]]) -> list[int]:
-        """Tokens of what the template has written; hidden tokens are plain text.
+        """Tokens of the template's text; hidden tokens are plain text.
 
-        An image's placeholder becomes the tokens of the next of `images`, heights and widths, which is taken out of the
-        list. Raises ValueError if there is none.
+        An image's placeholder becomes the tokens of the next of `images`, heights and widths, which is removed from the
+        list. Raises ValueError if the list is empty.
         """
         tokens: list[int] = []
         for number, piece in enumerate(self._marks.split(text)):
@@ -114,7 +114,7 @@ class RenderedText:
         return text.count(self._image) if self._image else 0
 
     def image_starts(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Index in `tokens`, which this has encoded, of the first token of each image, int64 [images]."""
+        """Index of the first token of each image in `tokens`, which this object encoded, int64 [images]."""
         if self._vision is None or not images:
             return np.zeros(0, dtype=np.int64)
         return image_starts(tokens, np.array([image.shape[:2] for image in images]), self._vision)
@@ -125,13 +125,13 @@ class RenderedText:
 
 
 def encodable(text: str) -> str:
-    """`text` with question marks for unpaired surrogates, which JSON may contain, and tokenizers do not take."""
+    """`text` with question marks for unpaired surrogates, which JSON may contain but tokenizers reject."""
     return text.encode("utf-8", "replace").decode()
 
 
 _USER = "what it was asked"
 _LAYOUTS = 256
-"""Sequences of messages that are remembered."""
+"""Number of cached sequences of messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +144,19 @@ class Answer:
     images: tuple[np.ndarray, ...] = ()
     """Images, uint8 [height, width, 3], resized for the model."""
     places: tuple[int, ...] | None = None
-    """Index in the text where each of them stands. Default: all stand before the text."""
+    """Index in the text of each image. Default: all images precede the text."""
     name: str = ""
     """The tool that answers."""
     call_id: str = ""
-    """The id of the call that is answered."""
+    """The id of the answered call."""
 
     @property
     def layout(self) -> _Layout:
-        """The properties of the message on which the template's text around it depends."""
+        """The properties of a message that determine the template's text around it."""
         return _Layout(self.role, tuple(part is None for part in self.parts()), self.name, self.call_id)
 
     def parts(self) -> list[str | None]:
-        """Pieces of the text in order; None stands for an image."""
+        """Pieces of the text in order; None marks an image."""
         if self.places is None:
             return [*[None] * len(self.images), self.text]
         parts: list[str | None] = []
@@ -172,26 +172,26 @@ class _Layout:
 
     role: str
     images: tuple[bool, ...]
-    """For each part whether it is an image."""
+    """Whether each part is an image."""
     name: str
     call_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """A way in which the template writes messages of some layouts."""
+    """A way of the template to write messages of some layouts."""
 
     calls: bool
-    """Whether the turn before has the calls that tools answer, or text alone."""
+    """Whether the previous turn has the answered calls, or text alone."""
     short_ids: bool = False
     """Whether ids have nine letters and digits."""
     head: str = ""
     """The template's text between the policy's text, or its last call, and the text of the first message."""
 
     def end_of(self, sampled: str, *, is_added: bool) -> int:
-        """Where the token that has ended the policy's turn stands in the head; -1 if the template ends it otherwise.
+        """Index in the head of the token that ended the policy's turn; -1 if the template ends it otherwise.
 
-        Only a token that was added to the vocabulary differs from the end of a call.
+        Only an added token of the vocabulary differs from the end of a call.
         """
         if not sampled or (self.calls and not is_added):
             return -1
@@ -202,9 +202,9 @@ class _Frame:
 class MessageWriter:
     """Writes answers as the tokens between two turns of the policy.
 
-    The chat template renders the answers behind a turn that stands for the policy's, and what follows that turn is
-    tokenised, without the end token that the policy has written. Special tokens in the answers are plain text, so that
-    an answer cannot end a turn or begin one. Without a chat template the texts follow each other.
+    The chat template renders the answers after a placeholder for the policy's turn, and the text after that turn is
+    tokenised, without the end token that the policy wrote. Special tokens in the answers are plain text, so that an
+    answer cannot end a turn or begin one. Without a chat template the texts follow each other.
     """
 
     def __init__(
@@ -217,7 +217,8 @@ class MessageWriter:
     ) -> None:
         """`schemas` of the tools, for the template; the text of an answer is truncated to `max_tokens`.
 
-        `rendered` is one that no other thread uses. Default: a new one. `vision` is set for a model that takes images.
+        `rendered` must not be used by another thread. Default: a new one. `vision` is set for a model that takes
+        images.
         """
         self._vision = vision
         self._tokenizer = tokenizer
@@ -246,9 +247,9 @@ class MessageWriter:
         end, frame = next((candidate for candidate in frames if candidate[0] >= 0), frames[-1])
         rest = self._rest(layouts, [self._rendered.hidden(text) for text in texts], frame)
         if end < 0 and frame.calls and (special := self._rendered.special.search(frame.head)):
-            # The policy has written the end of its call, but not that of its turn.
+            # The policy has written the end of its call, but not the end of its turn.
             rest = rest[special.start() :]
-        # Encoded with the end token, because some tokenizers write the beginning of a text in another way.
+        # Encoded with the end token, because some tokenizers encode the beginning of a text differently.
         tokens = self._rendered.encode(rest[max(end, 0) :], sizes)
         return np.array(tokens[1:] if end >= 0 and tokens[:1] == [last_token] else tokens, dtype=np.int64)
 
@@ -265,10 +266,10 @@ class MessageWriter:
         return tokens
 
     def _find_frames(self, layouts: tuple[_Layout, ...]) -> list[_Frame]:
-        """Ways in which the template writes messages of these layouts, the best first. Raises ValueError without one.
+        """Ways of the template to write messages of these layouts, the best first. Raises ValueError without one.
 
-        With the calls that tools answer it writes what a model has been trained on, and some templates refuse answers
-        otherwise; others refuse several calls.
+        Models are trained on answers after the calls, and some templates refuse other answers; others refuse several
+        calls.
         """
         texts = sum(not is_image for layout in layouts for is_image in layout.images)
         marks = [f"{self._marks}{number}." for number in range(texts)]
@@ -298,7 +299,7 @@ class MessageWriter:
             raise ValueError(_cannot_write(layouts, "it drops their images"))
 
     def _rest(self, layouts: Sequence[_Layout], texts: Sequence[str], frame: _Frame) -> str:
-        """Return the template's text after the text, or the last call, of a turn that stands for the policy's."""
+        """Return the template's text after the text, or the last call, of a placeholder for the policy's turn."""
         messages, calls, left = [], [], iter(texts)
         for number, layout in enumerate(layouts):
             parts = [{"type": "image"} if image else {"type": "text", "text": next(left)} for image in layout.images]
@@ -321,12 +322,12 @@ class MessageWriter:
             raise ValueError(_cannot_write(layouts, str(error))) from error
         _, mark, rest = rendered.rpartition(self._said)
         if not mark:
-            raise ValueError(_cannot_write(layouts, "it drops what the assistant says"))
+            raise ValueError(_cannot_write(layouts, "it drops the assistant's text"))
         return rest
 
 
 def nine_characters(call_id: str) -> str:
-    """An id of nine letters and digits, as Mistral's templates want it, which is the same for the same id."""
+    """An id of nine letters and digits, as Mistral's templates require, which is the same for the same id."""
     return call_id if re.fullmatch("[a-zA-Z0-9]{9}", call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 

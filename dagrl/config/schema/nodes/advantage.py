@@ -48,21 +48,21 @@ _ESTIMATORS = {
     "agentic_reinforce": OpContract((), scope=Scope.BATCH),
     "none": OpContract((), scope=Scope.ROW),
 }
-"""Estimators that do not just compare within groups."""
+"""Estimators that compare with more than the group."""
 _OF_TURNS = ("gae", "gigpo", "optimal_token_baseline", "agentic_reinforce")
 """Estimators that use rewards of turns, if there are any."""
 
 
 class KlInRewardSpec(Section):
-    """Charge the divergence from the reference to the reward, before advantages."""
+    """Subtract the divergence from the reference from the reward, before advantages are computed."""
 
     coef: Weight
     """Weight of the penalty."""
     estimator: KlValue = "k1"
-    """Schulman's estimators of the divergence, or the mere distance of the log-probs."""
+    """Schulman's estimators of the divergence, or the distance of the log-probs."""
     target_kl: Threshold | None = None
-    """Divergence of a token to steer for: after each step the weight grows where there was more, and shrinks where
-    there was less. Default: the weight stays as it is."""
+    """Target divergence of a token: after each step the weight grows if the divergence was larger, and shrinks if it
+    was smaller. Default: the weight is constant."""
     horizon: PositiveInt = 10000
     """With `target_kl`: samples over which the weight may grow or shrink by a fifth."""
 
@@ -77,20 +77,20 @@ class OverlongBufferSpec(Section):
 
 
 class LengthRewardSpec(Section):
-    """Give short answers more than long ones of the same group: Kimi k1.5's length penalty.
+    """Reward short answers more than long ones of the same group: Kimi k1.5's length penalty.
 
     The shortest response of a group gets 0.5, the longest -0.5, those between in proportion; a wrong one never gets
     more than 0.
     """
 
     coef: Weight = 1.0
-    """Weight of it, beside the reward that it is added to."""
+    """Its weight relative to the reward."""
     right_above: FiniteFloat = 0.0
     """Rewards above this belong to right answers."""
 
 
 class CosineRewardSpec(Section):
-    """A reward by correctness and length, in place of the node's own: the cosine reward of "Demystifying long CoT".
+    """A reward by correctness and length, which replaces the reward: the cosine reward of "Demystifying long CoT".
 
     From a response of no tokens to one of ``max_new_tokens`` it falls or rises along half a cosine.
     """
@@ -110,60 +110,61 @@ class AdvantageNode(NodeBase):
 
     op: Literal["advantage"]
     estimator: Estimator | OwnFunction
-    """How. The first four compare within a prompt's group: by mean and deviation, by mean alone, with the mean of the
-    others, with the mean weighted by length. The next two are whitened over the whole step, as rewards or as deviations
-    from their group's mean. ``gae`` compares with what a critic expects, token by token, whitened too, and writes the
-    critic's targets, ``return``, beside. ``remax`` compares with ``baseline_reward``, that of the likeliest response;
-    ``opmd`` within the group, by the `baseline` of mirror descent; ``gpg`` by mean, scaled up for the groups without
-    signal. ``gigpo`` compares responses as ``grpo`` does, and turns that follow the same answer with each other.
-    ``maxrl`` divides by the group's mean; ``gdpo`` compares each of several `rewards`; ``passk`` and ``grpo_passk``
-    train the best of several responses; ``rae`` compares with a moving average of each `role`;
+    """The estimator. The first four compare within a prompt's group: by mean and deviation, by mean alone, with the
+    mean of the others, with the mean weighted by length. The next two are whitened over the whole step, as rewards or
+    as deviations from their group's mean. ``gae`` compares with a critic's values, token by token, whitened too, and
+    writes the critic's targets, ``return``, beside. ``remax`` compares with ``baseline_reward``, the reward of the
+    likeliest response; ``opmd`` within the group, by the `baseline` of mirror descent; ``gpg`` by mean, scaled up for
+    the groups without signal. ``gigpo`` compares responses as ``grpo`` does, and turns that follow the same answer with
+    each other. ``maxrl`` divides by the group's mean; ``gdpo`` compares each of several `rewards`; ``passk`` and
+    ``grpo_passk`` train the best of several responses; ``rae`` compares with a moving average of each `role`;
     ``optimal_token_baseline`` with the group, token by token; ``agentic_reinforce`` whitens discounted returns of
     turns. ``none`` reads no reward: `distillation` alone. Or your own, ``module:function``, decorated with
     `dagrl.estimator`: see docs/your_own.md."""
     args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments of your own estimator."""
     baseline: Literal["mean", "logavgexp"] = "mean"
-    """``opmd`` only: what a reward is compared with, its group's mean or tau log(mean(exp(reward / tau)))."""
+    """``opmd`` only: the baseline of a reward: its group's mean, or tau log(mean(exp(reward / tau)))."""
     tau: Threshold = 1.0
     """``opmd`` with ``logavgexp`` only: the `tau` of the loss."""
     rewards: dict[Name, Reward] = Field(default_factory=dict)
     """``gdpo`` only: columns of rewards -> their weights. Reward nodes write them with ``write: NAME``."""
     k: PositiveInt = 4
-    """``passk`` only: responses of which the best one counts."""
+    """``passk`` only: number k of responses of which the best one counts."""
     role: Name = "data_set"
     """``rae`` only: the column whose values have a baseline each."""
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """``rae`` only: what is left of a baseline after a response; the rest of it is the response's reward."""
+    """``rae`` only: decay of a baseline: after a response it is decay * baseline + (1 - decay) * reward."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """``gae``: weight of a reward one token later; ``gigpo`` and ``agentic_reinforce``: of one a turn later."""
+    """``gae``: discount of a reward one token later; ``gigpo`` and ``agentic_reinforce``: one turn later."""
     step_coef: Weight = 1.0
     """``gigpo`` only: weight of the comparison of turns."""
     mean_over: Literal["responses", "turns"] = "responses"
     """``gigpo`` only: whether a response counts once in the mean and deviation of its group's rewards, as in the paper,
-    or as often as it has turns, as in verl-agent and ROLL."""
+    or once for each turn, as in verl-agent and ROLL."""
     lam: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """``gae`` only: 1 takes rewards as they come; below, the critic's word for what is still to come counts for more:
-    less variance, and more of the critic's own mistakes."""
+    """``gae`` only: 1 uses the rewards alone; smaller values rely more on the critic's values, with less variance and
+    more bias."""
     lam_value: Annotated[float, Field(ge=0, le=1)] | None = None
     """``gae`` only: `lam` of the critic's targets. Default: the same."""
     length_adaptive_alpha: Threshold | None = None
-    """``gae`` only: `lam` of the advantages is 1 - 1 / (alpha l) for a response of l tokens; VAPO has 0.05. `lam` is
-    then that of the critic's targets alone."""
+    """``gae`` only: `lam` of the advantages is 1 - 1 / (alpha l) for a response of l tokens; VAPO has 0.05. `lam` then
+    applies to the critic's targets alone."""
     normalize_by_std: bool | Literal["group", "batch", "none"] = True
     """``grpo``, ``gigpo``, ``gdpo`` and ``grpo_passk`` only: divide a group's advantages by the standard deviation of
     its rewards (true or ``group``); or, with ``grpo`` only, by that of all rewards of the step (``batch``)."""
     kl_in_reward: KlInRewardSpec | None = None
-    """Penalty taken off the reward first; with ``reinforce_plus_plus``, ``remax``, ``gae``, ``optimal_token_baseline``
-    and ``agentic_reinforce`` token by token, off what is still to come."""
+    """Penalty subtracted from the reward first; with ``reinforce_plus_plus``, ``remax``, ``gae``,
+    ``optimal_token_baseline`` and ``agentic_reinforce`` token by token, from the future rewards."""
     overlong_buffer: OverlongBufferSpec | None = None
     """Penalty on length, added to the reward first."""
     length_reward: LengthRewardSpec | None = None
-    """Points for being shorter than the others of the group, added to the reward first."""
+    """Reward for responses shorter than others of the group, added to the reward first."""
     cosine_reward: CosineRewardSpec | None = None
-    """A reward by correctness and length, in place of the node's."""
+    """A reward by correctness and length, which replaces the reward."""
     distillation: AdvantageDistillationSpec | None = None
-    """On-policy distillation: what a teacher prefers, added to the advantages, before they are whitened."""
+    """On-policy distillation: differences from a teacher's log-probs, added to the advantages before these are
+    whitened."""
 
     @property
     def deviation(self) -> bool | Literal["batch"]:

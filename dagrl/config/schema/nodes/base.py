@@ -24,14 +24,14 @@ class Scope(Enum):
     ROW = "row"
     """Each row alone: starts on finished shards."""
     GROUP = "group"
-    """All responses to a prompt: starts on finished shards too, for a shard holds whole groups."""
+    """All responses to a prompt: starts on finished shards too, because a shard holds whole groups."""
     BATCH = "batch"
     """The whole step."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpContract:
-    """Columns in and out of an op, by the op's own names."""
+    """Columns in and out of an op, by the op's names."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...] = ()
@@ -52,11 +52,11 @@ class NodeBase(Section):
     op: str
     """The op that the node runs."""
     read: dict[str, str] = Field(default_factory=dict)
-    """Column the op reads -> where it comes from: another column, or ``node.column``."""
+    """Column that the op reads -> its source: another column, or ``node.column``."""
     read_from: tuple[Name, ...] = ()
     """Nodes to read from where several write a column, instead of naming them column by column."""
     write: str | dict[str, str] | None = None
-    """Name of the column it writes, or (op's name -> name in this pipeline) where it writes several."""
+    """Name of the column that it writes, or a mapping (op's name -> name in this pipeline) if it writes several."""
 
     @property
     def user_function(self) -> tuple[tuple[str, ...], str] | None:
@@ -64,7 +64,7 @@ class NodeBase(Section):
         return None
 
     def written_as(self, column: str) -> str:
-        """The pipeline's name of the only column of an op, `column`."""
+        """The name in the pipeline of `column`, the only column of an op."""
         return self.write.get(column, column) if isinstance(self.write, dict) else self.write or column
 
     def named(self, name: str, writes: tuple[str, ...]) -> dict[str, str]:
@@ -77,26 +77,26 @@ class NodeBase(Section):
 
 
 class EndpointNode(NodeBase):
-    """Options of every node that asks a model: that of an engine, or one behind an endpoint."""
+    """Options of every node that queries a model: the model of an engine, or one behind an endpoint."""
 
     engine: Name | None = None
-    """The engine that is asked."""
+    """The engine that answers."""
     endpoint: Annotated[str, Field(pattern=r"^https?://[^/?#\s]")] | None = None
-    """Instead of an engine: the address of a server that speaks OpenAI's protocol, as ``http://host:8000/v1``."""
+    """Instead of an engine: the address of a server with OpenAI's protocol, such as ``http://host:8000/v1``."""
     model: str | None = None
-    """The model's name there."""
+    """The model's name at the endpoint."""
     api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
     """Environment variable that holds the key for the endpoint. The key itself is written nowhere. Default: no key."""
     concurrency: Concurrency = 32
     """Endpoints only: requests at once, for each worker."""
     retries: Annotated[int, Field(ge=0, le=1000)] = 5
-    """Endpoints only: how often a request is sent again that is not answered, with growing pauses."""
+    """Endpoints only: retries of a request without an answer, with growing pauses."""
     timeout_s: Seconds = 120.0
-    """Endpoints only: how long an answer may take."""
+    """Endpoints only: timeout of an answer."""
 
 
 class PackingNode(NodeBase):
-    """Options of every node that takes whole samples through a model, packed into micro-batches."""
+    """Options of every node that runs a model on whole samples, packed into micro-batches."""
 
     engine: Name | None = None
     """The engine that computes."""
@@ -110,7 +110,7 @@ class TrainingNode(PackingNode):
     engine: Name
     """The engine that is trained."""
     mini_batch: PositiveInt | None = None
-    """Prompts in one optimizer step. Default: all of the step."""
+    """Prompts in one optimizer step. Default: all prompts of the step."""
     mini_batch_per_node: PositiveInt | None = None
     """Instead of `mini_batch`: prompts in one optimizer step for each machine, as with ``data.prompts_per_node``."""
     epochs: Annotated[int, Field(ge=1, le=1000)] = 1

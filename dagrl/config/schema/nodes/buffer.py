@@ -14,27 +14,26 @@ from dagrl.config.schema.section import Coefficient, Name, PositiveInt
 class BufferNode(NodeBase):
     """Keeps sampled groups with their rewards in the run folder, and returns some of them to later steps.
 
-    A step trains on its own groups and, on top of them, on those that return. Rollouts, rewards and a filter work on
-    the step's own groups; all other nodes on both, so that log-probs under trained weights and advantages are computed
-    again. Validation has no buffer. docs/replay_buffer.md explains it.
+    A step trains on its own groups and also on the returned ones. Rollouts, rewards and a filter work on the step's own
+    groups; all other nodes on both, so that log-probs under trained weights and advantages are computed again.
+    Validation has no buffer. docs/replay_buffer.md explains it.
     """
 
     op: Literal["buffer"]
     groups_per_step: PositiveInt
     """Groups that return to each step, beside ``data.prompts_per_step`` new ones; fewer while the buffer has fewer."""
     policy: Literal["uniform", "fifo", "prioritised", "best", "successes"] = "uniform"
-    """Which groups return: any (``uniform``); those that have returned least, the oldest of them first (``fifo``); with
-    a probability by `priority` (``prioritised``); of each prompt only the group with the highest mean (``best``); only
+    """Which groups return: any (``uniform``); those that returned least often, the oldest first (``fifo``); with a
+    probability by `priority` (``prioritised``); of each prompt only the group with the highest mean (``best``); only
     groups of hard prompts with a right response (``successes``)."""
     metric: Name = "reward"
     """The column that ranks samples: one with a number for each."""
     priority: Literal["advantage", "reward"] = "advantage"
-    """``prioritised`` only: the mean of a group's absolute advantages, of its values less their mean; or the mean of
-    its values."""
+    """``prioritised`` only: the mean over a group of the absolute values less their mean, or of the values."""
     exponent: Coefficient = 1.0
     """``prioritised`` only: the probability is proportional to the priority to this power."""
     floor: Coefficient = 0.0
-    """``prioritised`` only: least priority of a group; at 0, groups without priority never return."""
+    """``prioritised`` only: lowest priority of a group; at 0, groups without priority never return."""
     right_above: FiniteFloat = 0.0
     """``successes`` only: responses with a value above this are right."""
     hard_below: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -46,9 +45,9 @@ class BufferNode(NodeBase):
     """Samples in the buffer. If there are more, the oldest groups leave it, with ``prioritised`` those of the lowest
     priority. Default: no bound but `capacity_gib`."""
     capacity_gib: Annotated[float, Field(gt=0)] = 8.0
-    """The same for the size of their columns in GiB, before compression."""
+    """Bound on the size of the samples' columns in GiB, before compression."""
     max_age: PositiveInt | None = None
-    """Policy versions that the oldest sample of a group may be behind the weights that are trained on it; also for
+    """Policy versions by which the oldest sample of a group may lag behind the trained weights; also for
     ``schedule.stale_samples``. Default: no bound."""
     max_uses: PositiveInt | None = None
     """How often a group returns. Default: no bound."""

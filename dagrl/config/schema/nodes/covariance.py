@@ -12,27 +12,27 @@ from dagrl.config.schema.section import Threshold
 
 
 class CovarianceNode(NodeBase):
-    """Marks the tokens through which an update would cost most of the entropy, for ``policy: clip_cov`` or ``kl_cov``.
+    """Marks the tokens that would reduce the entropy most in an update, for ``policy: clip_cov`` or ``kl_cov``.
 
-    Those are the ones whose log-prob, before the update, and advantage are both far above the mean, or both far below.
-    With `second_moment` it marks those that have moved furthest since they were sampled, for ``policy: m2po``; with
-    `top_entropy` all at which the policy is rather sure, so that ``policy: clip_cov`` trains the others.
+    Log-prob (before the update) and advantage of these tokens are both far above the mean, or both far below. With
+    `second_moment` it marks tokens whose log-prob has changed most since sampling, for ``policy: m2po``; with
+    `top_entropy` all tokens of low entropy, so that ``policy: clip_cov`` trains the others.
     """
 
     op: Literal["covariance"]
     share: Annotated[float, Field(gt=0, le=1)] = 2.0e-4
-    """Part of the step's tokens that are marked, one at least."""
+    """Fraction of the step's tokens that are marked, at least one token."""
     between: tuple[FiniteFloat, FiniteFloat] | None = None
     """Draw them from all tokens whose product of the two deviations is between these bounds, as Clip-Cov does with 1.0
-    and 5.0. Default: those with the largest, as KL-Cov does."""
+    and 5.0. Default: the tokens with the largest products, as in KL-Cov."""
     second_moment: Threshold | None = None
     """Mark instead the tokens with the largest squares of the log-ratio of trainer to generator, so that the mean over
-    the others is at most this: M2PO, with 0.04. Only tokens that have moved in the direction of their advantage
-    count."""
+    the others is at most this: M2PO, with 0.04. Only tokens whose log-prob has moved in the direction of their
+    advantage count."""
 
     top_entropy: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Mark instead all tokens but this share, those with the highest entropies, 0.2 in the paper. Reads the column that
-    a node `{op: logprob, statistics: [entropy]}` writes."""
+    """Mark instead all tokens except the share with the highest entropies, 0.2 in the paper. Reads the column that a
+    node `{op: logprob, statistics: [entropy]}` writes."""
 
     @property
     def marks(self) -> Literal["covariance", "second_moment", "top_entropy"]:

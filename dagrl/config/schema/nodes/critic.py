@@ -26,10 +26,10 @@ class CriticNode(TrainingNode):
 
     op: Literal["critic"]
     engine: Name
-    """The critic: an engine with ``head: value``, and its own model or a copy of the policy's start."""
+    """The critic: an engine with ``head: value``, with another model or with the policy's start weights."""
     cliprange_value: Coefficient = 0.5
-    """A value that has moved further than this from the one before the update is not drawn further away; 0 for no
-    bound."""
+    """Clip range: a value that differs from the one before the update by more than this gets no gradient that moves it
+    further away; 0 disables clipping."""
     aggregation: Aggregation = "token-mean"
     """How token losses become one number, as in an update's ``loss``."""
 

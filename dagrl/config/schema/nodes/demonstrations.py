@@ -16,12 +16,12 @@ class DemonstrationNode(TrainingNode):
     """Options of the nodes that train on demonstrations."""
 
     val_loss: bool = True
-    """Tell the loss on ``data.val`` too, in each validation, where nothing is trained on samples: its files need the
-    columns of ``data.responses`` then."""
+    """Also report the loss on ``data.val`` in each validation, if no node trains on samples: its files then need the
+    columns of ``data.responses``."""
 
     @property
     def learns_from_data(self) -> bool:
-        """Whether its demonstrations are those of the data set, and not what another node writes."""
+        """Whether its demonstrations come from the data set, not from another node."""
         return self.read.get("demonstration", "demonstration").rpartition(".")[2] == "demonstration"
 
 
@@ -45,12 +45,12 @@ class DpoNode(DemonstrationNode):
 
     op: Literal["dpo"]
     beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    """How strongly the reference holds it back: weight of the divergence from it."""
+    """Weight of the divergence from the reference."""
     loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
-    """``sigmoid`` is DPO's own; ``ipo`` draws the difference of log-ratios to 1 / (2 beta) and not further; ``hinge``
-    is content with a difference of 1 / beta."""
+    """``sigmoid`` is DPO's loss; ``ipo`` pulls the difference of log-ratios to 1 / (2 beta); ``hinge`` is 0 from a
+    difference of 1 / beta on."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """``sigmoid`` only: share of the pairs whose labels may be wrong (conservative DPO)."""
+    """``sigmoid`` only: assumed share of pairs with wrong labels (conservative DPO)."""
     sft_coef: Weight = 0.0
     """Weight of the likelihood of chosen responses, over their lengths, added to the loss."""
 

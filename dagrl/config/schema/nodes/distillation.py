@@ -9,7 +9,7 @@ from pydantic import Field
 from dagrl.config.schema.section import Section, Threshold, Weight
 
 SampledDivergence = Literal["k2", "k3", "abs", "k1+", "k3+", "abs+"]
-"""Estimates from the sampled tokens alone: `dagrl.algorithms.kl`. The mere ``k1`` has no gradient on average."""
+"""Estimates from the sampled tokens alone: `dagrl.algorithms.kl`. ``k1`` alone has no gradient on average."""
 
 
 CandidateDivergence = Literal["forward_kl", "reverse_kl", "mixed_kl", "jsd"]
@@ -22,8 +22,8 @@ class AdvantageDistillationSpec(Section):
     coef: Weight = 1.0
     """Weight of the difference."""
     discount: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Weight of the difference one token later: a token is credited with those that follow it. 0 credits each token
-    with its own."""
+    """Weight of the difference one token later: a token is also credited with the differences that follow it. 0 credits
+    each token with its own difference."""
     early_weight: Weight = 0.0
     """How much more the first token of a response counts than the last: the factor of a token is 1 + this times the
     share of the response's absolute differences from it on. 0.5 in IW-OPD."""
@@ -35,22 +35,21 @@ class LossDistillationSpec(Section):
     """A divergence from the teacher as a term of the loss."""
 
     divergence: SampledDivergence | CandidateDivergence = "k1+"
-    """Schulman's estimates of KL(student || teacher) from the sampled tokens, or the mere distance of the log-probs.
-    With ``+`` the value of one with the gradient of ``k2``, which is that of the divergence. ``k3`` is at most 10 for a
-    token. Or a divergence over the tokens in ``teacher_topk_ids``: ``forward_kl`` is KL(teacher || student),
-    ``reverse_kl`` KL(student || teacher), ``mixed_kl`` a mean of both, ``jsd`` the generalised Jensen-Shannon
-    divergence."""
+    """Schulman's estimates of KL(student || teacher) from the sampled tokens, or the distance of the log-probs. With
+    ``+`` the estimate has the gradient of ``k2``, which is the divergence's gradient. ``k3`` is at most 10 for a token.
+    Or a divergence over the tokens in ``teacher_topk_ids``: ``forward_kl`` is KL(teacher || student), ``reverse_kl``
+    KL(student || teacher), ``mixed_kl`` a mean of both, ``jsd`` the generalised Jensen-Shannon divergence."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """``mixed_kl`` and ``jsd`` only: 0 is ``forward_kl``, 1 ``reverse_kl``."""
     outside: Literal["bucket", "renormalize", "ignore", "zero"] = "bucket"
     """Divergences over given tokens only: the probability of all other tokens is one further token (``bucket``), is
-    divided among the given ones (``renormalize``) or is left out (``ignore``). ``zero``: left out, and the student pays
-    for it in ``reverse_kl``, as if the teacher gave each of them a log-prob of -100."""
+    divided among the given ones (``renormalize``) or is left out (``ignore``). ``zero``: left out, and penalised in
+    ``reverse_kl`` as if the teacher gave each of them a log-prob of -100."""
     min_logprob: Annotated[float, Field(lt=0)] | None = None
     """Divergences over given tokens only: log-probs of both are at least this, -10 in verl. Default: no bound."""
     is_clip: Threshold | None = None
-    """Multiply the divergence by the ratio of the token's probability to that under ``old_logprob``, at most this: 2 in
-    SDPO. Without ``old_logprob`` the ratio is 1. Default: no factor."""
+    """Multiply the divergence by the ratio of the token's probability to its probability under ``old_logprob``, at most
+    this: 2 in SDPO. Without ``old_logprob`` the ratio is 1. Default: no factor."""
     coef: Weight = 1.0
     """Weight of the divergence, beside a policy loss of weight 1."""
     clamp: Threshold | None = None
@@ -58,7 +57,7 @@ class LossDistillationSpec(Section):
 
     @property
     def over_candidates(self) -> bool:
-        """Whether it reads the teacher's log-probs at several tokens, and not those of the sampled ones."""
+        """Whether it reads the teacher's log-probs of several tokens at each place, not those of the sampled tokens."""
         return self.divergence in get_args(CandidateDivergence)
 
     @property

@@ -12,7 +12,7 @@ from dagrl.config.schema.section import Coefficient, Name, OwnFunction, Positive
 
 
 class SourceBounds(Section):
-    """Bounds of one source; those that it does not name are the node's."""
+    """Bounds of one source. Bounds that are not set here are the node's."""
 
     lower: FiniteFloat | None = None
     """A group passes if its mean is above this."""
@@ -23,22 +23,22 @@ class SourceBounds(Section):
 
 
 class FilterNode(NodeBase):
-    """Takes only groups that something can be learned from into the step: dynamic sampling.
+    """Keeps only the groups with a learning signal: dynamic sampling.
 
-    What comes before it runs in rounds, each on new prompts, until ``data.prompts_per_step`` groups have passed.
-    Everything else works on those alone. Validation is not filtered.
+    The nodes before it run in rounds, each on new prompts, until ``data.prompts_per_step`` groups have passed. All
+    other nodes work on these groups alone. Validation is not filtered.
     """
 
     op: Literal["filter"]
     metric: Name = "reward"
-    """The column that is looked at: one with a number for each sample."""
+    """The column to filter by: one with a number for each sample."""
     lower: FiniteFloat | None = None
     """A group passes if its mean is above this."""
     upper: FiniteFloat | None = None
     """A group passes if its mean is below this."""
     min_std: Coefficient | None = None
-    """A group passes if its standard deviation is above this. Default: 0 where there is neither `lower` nor `upper`, so
-    that its values are not all the same."""
+    """A group passes if its standard deviation is above this. Default: 0 without `lower` and `upper`, so that groups of
+    equal values are rejected."""
     by_source: dict[Name, SourceBounds] = Field(default_factory=dict)
     """Other bounds for the groups of single sources, by their names."""
     fn: OwnFunction | None = None
@@ -47,14 +47,14 @@ class FilterNode(NodeBase):
     args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments of `fn`."""
     prompts_per_round: PositiveInt | None = None
-    """Prompts of the first round, and of a later one at most: those take as many as are likely to be missing. Default:
-    ``data.prompts_per_step``. More of them make further rounds rare; what is left over is thrown away."""
+    """Prompts of the first round, and the most of a later round, which takes as many as are likely to be missing.
+    Default: ``data.prompts_per_step``. More prompts make further rounds rare; surplus groups are discarded."""
     max_rounds: PositiveInt = 10
-    """Rounds in which a step has to be full."""
+    """Rounds in which a step must become full."""
     when_short: Literal["stop", "fill"] = "stop"
-    """When it is not: end the run, or fill the step up with groups that did not pass."""
+    """If it does not: end the run, or fill the step with groups that did not pass."""
     expected_kept_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Part of the groups that will pass, for `dagrl plan` alone. Default: it counts with one round."""
+    """Expected fraction of groups that pass, for `dagrl plan` only. Default: the plan has one round."""
 
     @property
     def least_std(self) -> float | None:
@@ -64,7 +64,7 @@ class FilterNode(NodeBase):
     def bounds_of(self, source: str) -> FilterNode:
         """The node with the bounds of a source."""
         own = self.by_source.get(source)
-        # A bound of a source does not take away the default that the node has without bounds.
+        # A bound of a source does not remove the default that the node has without bounds.
         return (
             self.model_copy(update={"min_std": self.least_std, **own.model_dump(exclude_unset=True)}) if own else self
         )

@@ -14,38 +14,39 @@ from dagrl.config.schema.section import Name, Reward, Tokens
 
 
 class JudgeNode(EndpointNode):
-    """Asks a language model about each response, and finds a score in its reply."""
+    """Asks a language model about each response, and extracts a score from its reply."""
 
     op: Literal["judge"]
     engine: Name | None = None
-    """An engine of this pipeline that generates, asked by the chat template of its model. One that follows a trained
-    engine judges with the weights that it has for the step's samples."""
+    """A generating engine of this pipeline, asked with the chat template of its model. An engine with ``weights_from``
+    judges with the weights that sampled the step."""
     prompt: str
-    """The question. ``{prompt}``, ``{response}``, ``{answer}`` and ``{data_source}`` are filled in; other braces
-    stay."""
+    """The question. ``{prompt}``, ``{response}``, ``{answer}`` and ``{data_source}`` are filled in; other braces are
+    kept."""
     images: bool = False
-    """Show the images of the prompt too, at their places in ``{prompt}``, to a judge that sees."""
+    """Also show the prompt's images, at their places in ``{prompt}``, to a vision model."""
     system: str | None = None
-    """A system message before it, as it is. Default: none."""
+    """A system message before it, used verbatim. Default: none."""
     parser: str = r"-?\d+(?:\.\d+)?"
     """Finds the score in the reply: a regular expression, whose last match counts (or its first group), or your own
     function as ``module:function``."""
     scores: Annotated[dict[str, Reward], Field(min_length=1)] | None = None
-    """Scores of the words that the regular expression finds, as ``{GOOD: 1, BAD: 0}``. Default: it finds a number."""
+    """Scores of the words that the regular expression matches, such as ``{GOOD: 1, BAD: 0}``. Default: it matches a
+    number."""
     sampling: SamplingSpec = SamplingSpec(temperature=0.0, max_new_tokens=1024)
     """Sampling of the reply."""
     max_prompt_tokens: Tokens = 8192
     """Engines only: longest question, chat template applied; a sample with a longer one fails."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
-    """Engines only: further arguments of the chat template, as ``{enable_thinking: false}``."""
+    """Engines only: further arguments of the chat template, such as ``{enable_thinking: false}``."""
     extra_body: dict[str, object] = Field(default_factory=dict)
-    """Endpoints only: further fields of the request, or others instead; ``null`` leaves one out."""
+    """Endpoints only: further fields of the request, or replacements of fields; ``null`` omits a field."""
     expected_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """Endpoints only: seconds that an answer takes, for `dagrl plan` alone. Default: 15 ms for each token of the reply,
-    which is taken to be half as long as it may be."""
+    """Endpoints only: expected seconds of an answer, for `dagrl plan` only. Default: 15 ms for each token of a reply of
+    half the longest length."""
     on_error: Literal["stop"] | Reward = "stop"
-    """When there is no reply, or no score in it: stop the run and name the sample, or give it this reward. A refused
-    key or address always stops the run."""
+    """Without a reply, or without a score in it: stop the run and name the sample, or give the sample this reward. A
+    refused key or address always stops the run."""
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads = ("messages", "response_tokens", "answer", "data_source")

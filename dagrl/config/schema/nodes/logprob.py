@@ -1,4 +1,4 @@
-"""`logprob`: log-probs of sampled tokens, and more of the distributions that they were drawn from."""
+"""`logprob`: log-probs of sampled tokens, and statistics of their distributions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class LogprobNode(PackingNode, EndpointNode):
 
     op: Literal["logprob"]
     engine: Name | None = None
-    """The engine that computes: one that is trained, a frozen copy, or servers with a model of their own."""
+    """The engine that computes them: a trained engine, a frozen copy, or servers with another model."""
     rows: dict[Name, Annotated[list[str | int | float], Field(min_length=1)]] | OwnFunction | None = None
-    """The rows that it computes: those with one of the given values in a column, such as ``{data_set: [maths]}``; or
-    those that your own function, ``module:function``, chooses, which takes columns by name and returns a bool for each
-    row. Others become NaN: a node ``{op: merge}`` has them from another teacher. Default: all."""
+    """The rows to compute: a mapping of a column to values, such as ``{data_set: [maths]}``, or your own function,
+    ``module:function``, which takes columns by name and returns a bool for each row. Other rows become NaN: a node
+    ``{op: merge}`` takes them from another teacher. Default: all."""
     top_k: PositiveInt | None = None
-    """Also write ``topk_ids`` and ``topk_logprob``: that many of the likeliest tokens at each place, and their
+    """Also write ``topk_ids`` and ``topk_logprob``: this many of the likeliest tokens at each place, and their
     log-probs. With ``write: teacher_logprob`` their names are ``teacher_topk_ids`` and ``teacher_topk_logprob``."""
     candidates: Name | None = None
-    """Instead of `top_k`: a column of token ids, such as the ``topk_ids`` of another node, whose log-probs to write.
-    The ids are written again beside them."""
+    """Instead of `top_k`: a column of token ids, such as the ``topk_ids`` of another node. Writes their log-probs, and
+    the ids again."""
     statistics: tuple[TokenStatistic, ...] = ()
     """Also write columns of these names: the ``entropy`` of the distribution, or the sum of its squared probabilities,
     ``prob_square_sum``."""
@@ -44,7 +44,7 @@ class LogprobNode(PackingNode, EndpointNode):
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         chosen_by = declared.reads if declared else tuple(self.rows or ()) if not isinstance(self.rows, str) else ()
-        # The generator's routes are those after the policy's own prompt.
+        # The generator's routes belong to the policy's own prompt.
         routes = () if "prompt_tokens" in self.read else routes_read(engine)
         ids = (self.candidates,) if self.candidates else ()
         reads = ("prompt_tokens", "response_tokens", *ids, *routes, *chosen_by)

@@ -1,4 +1,4 @@
-"""`merge`: makes one column of those that several nodes have written for different rows."""
+"""`merge`: combines columns that several nodes wrote for different rows."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from dagrl.config.schema.section import Name
 
 
 class MergeNode(NodeBase):
-    """Takes each row from the first of several columns that has it: the teachers of different rows.
+    """Takes each row from the first of several columns that has the row, for example of several teachers.
 
     A column lacks a row if all of the row's numbers are NaN or, in a column of integers, negative. It writes
-    ``teacher_logprob``, or the column of another kind that `write` names.
+    ``teacher_logprob``, or a column of another kind, which `write` names.
     """
 
     op: Literal["merge"]
     columns: Annotated[tuple[Name, ...], Field(min_length=1)]
-    """The columns, of one kind; the first that has a row gives it."""
+    """The columns, of one kind, in order of precedence."""
     uncovered: Literal["stop", "skip"] = "stop"
-    """Rows that no column has: end the run, naming a sample, or leave them out of distillation, by 0 in
+    """Treatment of rows that no column has: end the run and name a sample, or exclude them from distillation by 0 in
     ``teacher_mask``; then only distillation can read the column."""
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
-        # By its own name, because it has the kind of the columns that it merges.
+        # The column's kind is that of the columns that are merged, so its name in the pipeline is used.
         written = self.write if isinstance(self.write, str) else _first(self.write or {})
         mask = ("teacher_mask",) if self.uncovered == "skip" else ()
         return OpContract(tuple(dict.fromkeys(self.columns)), (written, *mask), reads_if_written=("data_set",))

@@ -9,11 +9,11 @@ from dagrl.config.schema.nodes.base import NodeBase, OpContract, Scope
 from dagrl.config.schema.section import PositiveInt
 
 _REPLACED = ("response_tokens", "response_mask", "rollout_logprob", "finish_reason")
-"""Columns of a rollout that it replaces."""
+"""Columns of a rollout that `mix` replaces."""
 
 
 class MixNode(NodeBase):
-    """Puts responses of the data set into the groups of a rollout: the last of each group become an expert's.
+    """Puts responses of the data set into the groups of a rollout, in place of each group's last responses.
 
     Later nodes, rewards too, see the mixed group; ``is_expert`` marks the expert's rows. Advantages compare the
     policy's rows only. ``loss.sft_coef`` of an update weighs the expert's rows. In validation nothing is mixed.
@@ -21,7 +21,7 @@ class MixNode(NodeBase):
 
     op: Literal["mix"]
     per_prompt: PositiveInt = 1
-    """Responses of each group that become the expert's."""
+    """Responses of each group that are replaced by expert responses."""
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads = ("group_id", "demonstration", *_REPLACED)

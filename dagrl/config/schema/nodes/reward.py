@@ -33,10 +33,10 @@ class RewardNode(NodeBase):
     by_source: dict[Name, SourceReward] = Field(default_factory=dict)
     """Other functions for the responses to prompts of single sources or validation sets, by their names."""
     on_error: Literal["stop"] | Reward = "stop"
-    """When the function raises: stop the run and name the sample, or give the sample this reward."""
+    """If the function raises: stop the run and name the sample, or give the sample this reward."""
     concurrency: Concurrency | None = None
-    """Samples scored at once, each in a thread: useful if the function waits for others. Default: as the function is
-    marked; for ``code`` the number of cores, otherwise one."""
+    """Samples scored at once, each in a thread: useful for a function that waits for other services. Default: the
+    function's ``dagrl.reward`` mark; for ``code`` the number of cores, otherwise one."""
     expected_s: Coefficient | None = None
     """Seconds per sample, for `dagrl plan` only, which divides them by `concurrency`. Default: measured figures for
     ``math`` and ``code``, almost nothing for others."""
@@ -49,7 +49,7 @@ class RewardNode(NodeBase):
 
     @property
     def functions(self) -> dict[str | None, SourceReward]:
-        """Source or validation set -> its function; that of all others under None."""
+        """Source or validation set -> its function; None -> the function of all others."""
         usual = {} if self.fn is None else {None: SourceReward(fn=self.fn, args=self.args)}
         return usual | self.by_source
 

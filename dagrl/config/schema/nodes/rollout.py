@@ -39,18 +39,18 @@ class McpServerSpec(Section):
     """A server of the Model Context Protocol: a `command` that each worker starts, or a `url`."""
 
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """A program (``python``: the worker's) and its arguments, which speaks the protocol on its standard input and
-    output; started in the folder of the pipeline file."""
+    """A program (``python``: the worker's) and its arguments, with the protocol on its standard input and output;
+    started in the folder of the pipeline file."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Further variables of the command's environment, which has little of the worker's."""
+    """Further variables of the command's environment, which inherits few of the worker's."""
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """A server that is running already, over streamable HTTP."""
     tools: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Names of the tools that are offered. Default: all of the server's."""
+    """Names of the offered tools. Default: all tools of the server."""
 
 
 class AgentSpec(Section):
-    """A program that speaks to the policy through an OpenAI endpoint: a `function`, an environment of `verifiers`, a
+    """A program that calls the policy through an OpenAI endpoint: a `function`, an environment of `verifiers`, a
     `command` or a service at a `url`.
 
     The function alone may stand in place of the section, ``agent: "module:function"``. See `docs/gateway.md`.
@@ -67,29 +67,26 @@ class AgentSpec(Section):
     file, with ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment and the row as JSON on its standard
     input."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Further variables of the command's environment, which has little of the worker's."""
+    """Further variables of the command's environment, which inherits few of the worker's."""
     sandbox: bool = False
-    """Confine a command ``[python, FILE, ...]`` as the code of a policy is: it sees a copy of that file, an empty
-    folder and Python's packages, starts no processes, and connects to nothing but the endpoint's port, on any host:
-    Linux confines programs to ports, not to addresses."""
+    """Confine a command ``[python, FILE, ...]`` in the sandbox for the policy's code: it sees a copy of that file, an
+    empty folder and Python's packages, starts no processes, and connects to nothing but the endpoint's port, on any
+    host: Linux confines programs to ports, not to addresses."""
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """A service that is posted ``base_url``, ``api_key`` and ``row``, and answers with ``reward``."""
+    """A service that receives ``base_url``, ``api_key`` and ``row`` by POST, and answers with ``reward``."""
     listen: Literal["loopback", "node"] = "loopback"
-    """Where the endpoint listens: for programs of the same machine, or on the machine's address, for services of
-    others."""
+    """Where the endpoint listens: on the local host, or on the machine's address, for services on other machines."""
     timeout_s: Seconds = 600.0
-    """Seconds that the program may take for a sample."""
+    """Timeout of the program for a sample, in seconds."""
     concurrency: Concurrency | None = None
-    """Programs at a time, on each worker that samples. They may be more than its engine takes requests. Default: 1024,
-    and 128 where each is a process."""
+    """Programs at a time, on each worker that samples; there may be more than the engine's concurrent requests.
+    Default: 1024, or 128 if each is a process."""
     retries: Annotated[int, Field(ge=0, le=100)] = 0
-    """How often a program that fails is run again, with the same draws of the policy."""
+    """Retries of a program that fails, with the same random draws of the policy."""
     on_error: Literal["mask", "zero", "stop"] = "mask"
-    """When the program fails at last: leave its sample out of losses and baselines, give it the reward 0, or stop the
-    run."""
+    """If all retries fail: exclude the sample from losses and baselines, give it the reward 0, or stop the run."""
     sequences: Annotated[int, Field(ge=1, le=64)] = 1
-    """Rows of a trajectory: conversations that do not continue each other are trained on separately, at most so
-    many."""
+    """Most rows of a trajectory: conversations that do not continue each other are separate rows in training."""
 
     @property
     def max_running(self) -> int:
@@ -109,13 +106,13 @@ class TurnOptions(Section):
     """
 
     max_turns: PositiveInt = 8
-    """Turns of the policy in a response with `tools` or an `environment`, the last of which is not answered; replies to
-    an `agent`."""
+    """Most turns of the policy in a response with `tools` or an `environment`, the last of them without an answer; or
+    most replies to an `agent`."""
     tools: tuple[str, ...] = ()
     """Functions that the policy may call: ``calculator``, ``python``, or your own as ``module:function``. The chat
     template describes them."""
     tool_args: dict[str, dict[str, object]] = Field(default_factory=dict)
-    """Tool -> arguments that are set here, and hidden from the policy."""
+    """Tool -> arguments that the pipeline sets and hides from the policy."""
     mcp_servers: dict[Name, McpServerSpec] = Field(default_factory=dict)
     """Servers of the Model Context Protocol, by name, whose tools the policy may call too."""
     tool_format: str = "hermes"
@@ -124,27 +121,27 @@ class TurnOptions(Section):
     max_parallel_calls: Concurrency = 4
     """Calls of one turn that run in parallel; further ones are answered with an error."""
     tool_timeout_s: Seconds = 30.0
-    """Seconds that a call, or a step of the environment, may take."""
+    """Timeout of a call, or of a step of the environment, in seconds."""
     tool_concurrency: Concurrency = 32
     """Calls and steps of the environment at a time, on each worker that samples."""
     max_turn_tokens: Tokens | None = None
     """Longest turn of the policy, in tokens. A turn that reaches it is cut, and the response ends with ``length``.
-    Default: what ``max_new_tokens`` leaves."""
+    Default: the rest of ``max_new_tokens``."""
     max_observation_tokens: Tokens = 512
-    """Longest answer of a tool or the environment, in tokens; longer ones lose their middle."""
+    """Longest answer of a tool or the environment, in tokens; the middle of longer ones is cut out."""
     environment: OwnFunction | None = None
     """Your own class, ``module:Class``, that answers and rewards the policy turn by turn."""
     environment_args: dict[str, object] = Field(default_factory=dict)
     """Keyword arguments of the environment's constructor, called for each response."""
     on_environment_error: Literal["stop", "end"] = "stop"
-    """When the environment raises or takes too long: stop the run, or end the response."""
+    """If the environment raises or times out: stop the run, or end the response."""
     agent: OwnFunction | AgentSpec | None = None
-    """Your own program, which speaks to the policy through an OpenAI endpoint: ``module:function``, or a section."""
+    """Your own program, which calls the policy through an OpenAI endpoint: ``module:function``, or a section."""
 
     expected_turns: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     """Turns of a response on average, for `dagrl plan` only. Default: half of `max_turns`."""
     expected_call_s: Coefficient | None = None
-    """Seconds of the calls of a turn, or of a step of the environment, for `dagrl plan` only. Default: 0."""
+    """Expected seconds for the calls of a turn, or a step of the environment, for `dagrl plan` only. Default: 0."""
 
     @property
     def expected_answers(self) -> float:
@@ -179,7 +176,7 @@ class RolloutNode(NodeBase, TurnOptions):
     engine: Name
     """The engine that generates."""
     n: Responses = 1
-    """Responses for each prompt; together they are a group. A rollout behind another one answers each row once."""
+    """Responses for each prompt, which form a group. A rollout after another one answers each row once."""
     sampling: SamplingSpec
     """Sampling in training."""
     val_sampling: SamplingSpec | None = None
@@ -187,15 +184,15 @@ class RolloutNode(NodeBase, TurnOptions):
     val_n: Responses = 1
     """Responses for each prompt in validation; several need a `val_sampling` with a temperature."""
     over_sampling_batch_size: PositiveInt | None = None
-    """Prompts that a training step begins, more than it needs: the first ``data.prompts_per_step`` whose responses are
-    complete make the step, the slowest are aborted. Default: no more than it needs."""
+    """Prompts that a training step starts, more than it needs: the first ``data.prompts_per_step`` with complete
+    responses form the step, the slowest are aborted. Default: ``data.prompts_per_step``."""
     partial_rollout: bool = False
     """Continue aborted responses in the next step. Default: they are discarded, and their prompts come again in the
     next epoch."""
     mask_offpolicy_in_partial_rollout: bool = False
     """Mask tokens that older weights sampled: their ``response_mask`` is 0."""
     partial_rollout_max_age: PositiveInt = 4
-    """Policy versions that sampled tokens may be behind; a response with older ones starts again."""
+    """Policy versions by which sampled tokens may lag behind; a response with older tokens starts again."""
     max_prompt_tokens: Tokens | None = None
     """Longest prompt where a node of the pipeline makes the prompts: a longer one ends the run.
     Default: ``data.max_prompt_tokens``."""

@@ -1,4 +1,4 @@
-"""`tell`: prompts that tell a teacher more than the policy was told."""
+"""`tell`: prompts that give a teacher more information than the policy."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ class TellNode(NodeBase):
     a right response to it, or feedback.
 
     The teacher reads it with ``read: {prompt_tokens: teacher_prompt_tokens}``, before the same response tokens. Rows
-    for which there is nothing to tell get 0 in ``teacher_mask``.
+    without such information get 0 in ``teacher_mask``.
     """
 
     op: Literal["tell"]
     demonstration: Annotated[str, Field(pattern=r"^(answer|demonstration|extra_info\..+)$")] | None = None
-    """Tell the text of a column: ``answer``, ``demonstration`` (``data.responses``), or a field as
-    ``extra_info.solution``; a row without it is told none."""
+    """Column with the demonstration: ``answer``, ``demonstration`` (``data.responses``), or a field such as
+    ``extra_info.solution``. Rows may lack it."""
     peer_reward: Reward | None = None
-    """Tell a response of the row's own group with this reward or more: the next one of the group, never its own."""
+    """Include another response of the row's group with this reward or more: the next one of the group."""
     feedback: str | None = None
-    """Tell the text, or number, that a reward function has returned under this name (``reward_info``)."""
+    """Include the text or number that a reward function returned under this name (``reward_info``)."""
     template: str = TEMPLATE
-    """The text that is told, in Jinja: ``prompt`` is the user's last message, and ``demonstration``, ``response`` (of a
-    peer) and ``feedback`` are empty where there is none."""
+    """The template of the text, in Jinja: ``prompt`` is the user's last message, and ``demonstration``, ``response``
+    (of a peer) and ``feedback`` are empty if the row has none."""
     message: Literal["user", "system"] = "user"
     """Place of the text: ``user`` replaces the last message of the user, ``system`` adds a system message before the
     others, after an existing one."""
     max_prompt_tokens: Tokens
-    """Tokens of the longest prompt that is told. A row with a longer one gets 0 in ``teacher_mask``."""
+    """Tokens of the longest teacher's prompt. A row with a longer one gets 0 in ``teacher_mask``."""
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         reads = ["prompt_tokens", "messages", "extra_info"]

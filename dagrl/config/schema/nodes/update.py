@@ -77,17 +77,17 @@ class LossSpec(Section):
     from above, ``cpgd`` the log of the ratio; ``reinforce`` is the policy gradient without a ratio, ``topr`` the same
     with less weight on bad responses that have become unlikely; ``opmd`` divides it by 1 + `tau`, ``opmd_kimi`` draws
     it back to the policy from before the update, ``opmd_pairwise`` pair by pair of a prompt's responses; ``clip_cov``
-    is ``ppo_clip`` without the tokens that a node `{op: covariance}` marks, ``kl_cov`` has no clip and draws those back
-    instead, ``m2po`` has no clip either and leaves them out; ``dppo_tv`` and ``dppo_kl`` bound the change of a token's
-    probability in place of its ratio; ``vespo`` weighs responses by a smooth function of their ratio; ``fipo`` is
-    ``ppo_clip`` with more weight on tokens after which the response has become likelier; ``dro`` draws tokens back as
-    ``opmd_kimi`` does responses. ``none`` reads no advantage: the loss is `distillation` alone.
+    is ``ppo_clip`` without the tokens that a node `{op: covariance}` marks, ``kl_cov`` penalises the divergence of
+    these tokens instead of clipping, ``m2po`` masks them without a clip; ``dppo_tv`` and ``dppo_kl`` bound the change
+    of a token's probability in place of its ratio; ``vespo`` weighs responses by a smooth function of their ratio;
+    ``fipo`` is ``ppo_clip`` with more weight on tokens after which the response has become likelier; ``dro`` draws
+    tokens back as ``opmd_kimi`` does responses. ``none`` reads no advantage: the loss is `distillation` alone.
     docs/algorithms.md has the formulas. Or your own, ``module:function``, decorated with `dagrl.loss`: see
     docs/your_own.md."""
     args: dict[str, object] = Field(default_factory=dict)
     """Further keyword arguments of your own loss."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Ratio is kept within 1 - clip_ratio and 1 + clip_ratio; with ``cispo`` there is only the upper bound, with
+    """The ratio is clipped to 1 - clip_ratio and 1 + clip_ratio; with ``cispo`` there is only the upper bound, with
     ``gmpo`` the log of the ratio is kept within -clip_ratio and clip_ratio, 0.4 in the paper. With ``dppo_tv`` a bound
     on the change of a token's probability, with ``dppo_kl`` on the divergence, 0.05 in verl's script."""
     clip_ratio_high: Annotated[float, Field(gt=0)] | None = None
@@ -98,27 +98,27 @@ class LossSpec(Section):
     ratio_cap: Annotated[float, Field(gt=1)] | None = None
     """``dppo_tv`` and ``dppo_kl`` only: bound on the ratio as a weight: verl's ``clip_ratio_c``. Default: none."""
     off_policy_delta: Coefficient | None = None
-    """Takes the tokens with a negative advantage of a response out of the policy loss, if their log-probs are below the
-    old ones by more than this in the mean over the response: the off-policy sequence mask of DeepSeek-V3.2. Default:
-    no mask."""
+    """Removes a response's tokens with a negative advantage from the policy loss if the response's log-probs are below
+    the old ones by more than this on average: the off-policy sequence mask of DeepSeek-V3.2. Default: no mask."""
     kl_cov_coef: Weight = 1.0
-    """``kl_cov`` only: how strongly the marked tokens are drawn back to where they were."""
+    """``kl_cov`` only: weight of the divergence of the marked tokens from the old policy."""
     drift_coef: Weight = 0.0
     """``cpgd`` only: weight of the divergence from the policy before the update, 0.01 in the authors' code."""
     tau_pos: Threshold = 1.0
-    """``sapo`` only: how soon the gate closes where the advantage is positive."""
+    """``sapo`` only: temperature of the gate for positive advantages; larger values close it sooner."""
     tau_neg: Threshold = 1.05
-    """``sapo`` only: how soon it closes elsewhere."""
+    """``sapo`` only: temperature of the gate for other advantages."""
     tau: Coefficient = 1.0
-    """``opmd``, ``opmd_kimi``, ``opmd_pairwise`` and ``dro`` only: how strongly the policy is held back."""
+    """``opmd``, ``opmd_kimi``, ``opmd_pairwise`` and ``dro`` only: strength of the regularisation towards the old
+    policy."""
     k_pos: Coefficient = 2.0
-    """``vespo`` only: the power of the response's ratio where the advantage is not negative."""
+    """``vespo`` only: the power of the response's ratio for advantages that are not negative."""
     k_neg: Coefficient = 3.0
-    """``vespo`` only: the same where it is."""
+    """``vespo`` only: the same for negative advantages."""
     lambda_pos: Threshold = 3.0
-    """``vespo`` only: how fast the weight fades as the ratio grows, where the advantage is not negative."""
+    """``vespo`` only: decay of the weight as the ratio grows, for advantages that are not negative."""
     lambda_neg: Threshold = 2.0
-    """``vespo`` only: the same where it is."""
+    """``vespo`` only: the same for negative advantages."""
     half_life: Threshold = 32.0
     """``fipo`` only: tokens after which the log-ratio of a later token counts half."""
     future_low: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -130,32 +130,32 @@ class LossSpec(Section):
     kl_coef: Weight = 0.0
     """Weight of the divergence from the reference."""
     kl_estimator: KlEstimator = "k3"
-    """Schulman's estimators of the divergence, or the mere distance of the log-probs. With ``+`` the value of one with
-    the gradient of ``k2``, which is that of the divergence; with ``*`` one times the ratio to the old probability, the
-    unbiased estimate of DeepSeek-V3.2. ``k3`` is at most 10 for a token."""
+    """Schulman's estimators of the divergence, or the distance of the log-probs. With ``+`` the estimate has the
+    gradient of ``k2``, which is the divergence's gradient; with ``*`` it is multiplied by the ratio to the old
+    probability, the unbiased estimate of DeepSeek-V3.2. ``k3`` is at most 10 for a token."""
     entropy_coef: Weight = 0.0
-    """Weight of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
     sft_coef: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """mu of (1 - mu) times this loss on sampled responses + mu times the negative log-likelihood of the experts' that a
-    ``mix`` node has put among them; each over its own responses. Default: experts' responses are not trained on."""
+    """mu in (1 - mu) * this loss on sampled responses + mu * the negative log-likelihood of the expert responses of a
+    ``mix`` node; each term over its own responses. Default: experts' responses are not trained on."""
     distillation: LossDistillationSpec | None = None
     """On-policy distillation: the divergence from a teacher, added to the loss."""
     observation_coef: Weight = 0.0
-    """Weight of the negative log-likelihood of what tools and environments answered, in the mean over these tokens:
-    ECHO, with 0.1. Needs a rollout of several turns."""
+    """Weight of the negative log-likelihood of answers of tools and environments, in the mean over their tokens: ECHO,
+    with 0.1. Needs a rollout of several turns."""
     aggregation: Aggregation | None = None
-    """How token losses become one number, over the global mini-batch; the last divides sums by the rollout's
+    """Reduction of token losses over the global mini-batch; the last option divides sums by the rollout's
     ``max_new_tokens``, for Dr. GRPO. Default: token-mean; with ``gspo`` and ``gmpo`` seq-mean-token-mean."""
 
     @property
     def weighting(self) -> Aggregation:
-        """`aggregation`, or what it is by default."""
+        """`aggregation`, or its default."""
         of_responses = self.policy in ("gspo", "gmpo")
         return self.aggregation or ("seq-mean-token-mean" if of_responses else "token-mean")
 
     @property
     def is_sum_over_tokens(self) -> bool:
-        """Whether a token's loss depends on no other token's log-prob. A user's may."""
+        """Whether a token's loss depends on no other token's log-prob; False for user losses."""
         of_responses = ("gspo", "gmpo", "topr", "opmd_kimi", "opmd_pairwise", "vespo", "fipo")
         return self.policy not in of_responses and self.off_policy_delta is None and ":" not in self.policy
 
@@ -172,7 +172,7 @@ class LossSpec(Section):
 
     @property
     def has_ratio(self) -> bool:
-        """Whether a token's gradient is multiplied by the policy's ratio to the old one. A user's may be."""
+        """Whether a token's gradient is multiplied by the policy's ratio to the old one; True for user losses."""
         others = ("cpgd", "reinforce", "opmd", "opmd_kimi", "opmd_pairwise", "dro", "none")
         return self.policy not in others and ":" not in self.policy
 
@@ -184,13 +184,13 @@ class Rejection:
     criterion: RejectionCriterion
     upper: float
     lower: float | None
-    """Default: 1 / `upper`; divergences have none."""
+    """Default: 1 / `upper`; divergences have no lower bound."""
 
 
 class RolloutCorrectionSpec(Section):
-    """Weigh or reject samples by how far the trainer's log-probs are from those that they were drawn with.
+    """Weigh or reject samples by the difference between the log-probs of trainer and generator.
 
-    By r, the probability of a token for the trainer over that for the generator. docs/mismatch.md explains it.
+    r is the probability of a token for the trainer divided by the one for the generator. docs/mismatch.md explains it.
     """
 
     rollout_is: ImportanceLevel | None = None
@@ -198,21 +198,21 @@ class RolloutCorrectionSpec(Section):
     rollout_is_threshold: Threshold = 2.0
     """Larger weights are cut to this: truncated importance sampling."""
     rollout_is_threshold_lower: Threshold | None = None
-    """With it, weights below this and above `rollout_is_threshold` are 0 instead: IcePop, with 0.5 and 5.0."""
+    """If set, weights below this and above `rollout_is_threshold` are 0 instead: IcePop, with 0.5 and 5.0."""
     rollout_is_batch_normalize: bool = False
     """Divide weights by their mean over the mini-batch; needs the old log-probs."""
     rollout_rs: RejectionCriterion | Annotated[list[RejectionCriterion], Field(min_length=1)] | None = None
     """Criterion that removes tokens, or whole responses, from the loss: r of the token, its product over the response,
     or its geometric mean (``geometric``); or the k2 or k3 estimate of the divergence, the change of the token's
     probability (``tv``) or the divergence of the choice between it and the rest (``binary_kl``), of the token, or its
-    sum, mean or largest over the response. Each of several criteria removes its own."""
+    sum, mean or maximum over the response. Several criteria are applied independently."""
     rollout_rs_threshold: Threshold | list[Threshold] | None = None
-    """Largest ratio, or divergence, that stays: of all criteria, or one for each."""
+    """Largest ratio or divergence that is kept: one bound for all criteria, or one for each."""
     rollout_rs_threshold_lower: Threshold | list[Threshold | None] | None = None
-    """Smallest ratio that stays: of all criteria, or one for each, null for the default and for divergences. Default:
-    1 / `rollout_rs_threshold`."""
+    """Smallest ratio that is kept: one bound for all criteria, or one for each, null for the default and for
+    divergences. Default: 1 / `rollout_rs_threshold`."""
     rollout_token_veto_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Takes whole responses out of the loss that have a token with r below this, such as 1.0e-4."""
+    """Removes responses from the loss that have a token with r below this, such as 1.0e-4."""
 
     @property
     def criteria(self) -> tuple[RejectionCriterion, ...]:
@@ -221,7 +221,9 @@ class RolloutCorrectionSpec(Section):
 
     @property
     def rejections(self) -> tuple[Rejection, ...]:
-        """The criteria with their bounds. Validation checks that there are as many, and that each has an upper one."""
+        """The criteria with their bounds. Validation checks that their numbers match, and that each criterion has an
+        upper bound.
+        """
         criteria, given = self.criteria, (self.rollout_rs_threshold, self.rollout_rs_threshold_lower)
         uppers, lowers = (value if isinstance(value, list) else [value] * len(criteria) for value in given)
         return tuple(
@@ -247,9 +249,9 @@ class UpdateNode(TrainingNode):
     loss: LossSpec = LossSpec()
     """The objective."""
     rollout_correction: RolloutCorrectionSpec | None = None
-    """Correction of samples whose log-probs differ between generator and trainer. Default: report only."""
+    """Correction for differences of log-probs between generator and trainer. Default: report only."""
     critic_warmup: Annotated[int, Field(ge=0)] = 0
-    """Steps, from the first, in which the policy is left as it is while a critic learns."""
+    """First steps of the run in which only a critic is trained, not the policy."""
 
     @property
     def loss_is_sum_over_tokens(self) -> bool:
@@ -260,7 +262,7 @@ class UpdateNode(TrainingNode):
     def takes_rollout_for_old(self) -> bool:
         """Whether it reads the generator's log-probs as the old ones: verl's ``bypass_mode``."""
         old, rollout = (self.read.get(name, name).rpartition(".") for name in ("old_logprob", "rollout_logprob"))
-        # Columns of one name may be those of two nodes.
+        # Two nodes may write columns of the same name.
         return old[2] == rollout[2] and (old[0] == rollout[0] or not (old[0] and rollout[0]))
 
     @property
@@ -286,7 +288,7 @@ class UpdateNode(TrainingNode):
         formula = declared or _LOSSES.get(self.loss.policy, _WITH_OLD)
         needed |= dict.fromkeys(formula.reads, True)
         if "old_logprob" in formula.reads or self.loss.has_unbiased_divergence:
-            # Without the old log-probs, those of the weights that are trained stand in for them.
+            # Without old log-probs, the log-probs of the trained weights replace them.
             needed["old_logprob"] = False
         reads += tuple(column for column, must in needed.items() if must) + routes_read(engine)
         return OpContract(
@@ -295,6 +297,6 @@ class UpdateNode(TrainingNode):
             Scope.BATCH,
             reads_if_written=tuple(column for column, must in needed.items() if not must),
             needs=Capability.TRAIN,
-            # A loss that knows groups compares their responses.
+            # A loss with groups compares the responses of a group.
             whole_groups="group_id" in formula.reads,
         )
