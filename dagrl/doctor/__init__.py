@@ -1,4 +1,4 @@
-"""Examines this machine for `dagrl doctor`: what it can run, and what is missing.
+"""Examines this machine for `dagrl doctor`: supported features and missing parts.
 
-Nothing here imports torch or a backend: other processes do, which may crash.
+Nothing here imports torch or a backend: other processes do, because they may crash.
 """

@@ -11,7 +11,7 @@ from dagrl.doctor.software import software
 
 
 def examine() -> Iterator[tuple[str, Iterator[Finding]]]:
-    """Yield sections: a title, and findings that are made while they are read, as some checks take seconds."""
+    """Yield sections: a title and an iterator of findings, which runs the checks, because some take seconds."""
     gpus = list_gpus()
     yield "machine", hardware(gpus)
     yield "software", software(on_gpus=bool(gpus))

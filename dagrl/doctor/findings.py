@@ -12,7 +12,7 @@ class Verdict(Enum):
 
     OK = "ok"
     HINT = "hint"
-    """Runs start, but some need it, or are better with it."""
+    """Runs start, but some features need it or profit from it."""
     MISSING = "missing"
     """Runs fail."""
 

@@ -16,7 +16,7 @@ from dagrl.rewards import sandbox
 _GIB = 2**30
 _SMI_TIMEOUT_S = 30
 _HELD_MIB = 1024
-"""More than a driver itself takes of an idle GPU."""
+"""More than the driver's own memory on an idle GPU."""
 _LEAST_SHARED = 2 * _GIB
 """Size of Ray's object store in a run."""
 _LEAST_DISK = 5 * _GIB
@@ -24,7 +24,7 @@ _LEAST_DISK = 5 * _GIB
 
 @dataclass(frozen=True, slots=True)
 class DetectedGpu:
-    """A GPU as its driver sees it."""
+    """A GPU as reported by its driver."""
 
     index: str
     name: str
@@ -34,7 +34,7 @@ class DetectedGpu:
 
 
 def list_gpus() -> list[DetectedGpu]:
-    """NVIDIA GPUs; none where there is no driver."""
+    """NVIDIA GPUs; empty without a driver."""
     query = ["nvidia-smi", "--query-gpu=index,name,memory.total,memory.used,driver_version"]
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Checks Ray, and this machine's rank among those of a job."""
+"""Checks Ray, and this machine's rank in a job."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ _CUDA = "import torch; print(torch.version.cuda, torch.cuda.device_count())"
 def software(*, on_gpus: bool) -> Iterator[Finding]:
     """Check what is installed.
 
-    Libraries that were compiled for others, as torch for CUDA, are imported in another process, which takes seconds.
-    The rest would take half a minute: their requirements are compared with what is installed.
+    Compiled libraries that depend on others, such as torch on CUDA, are imported in another process, which takes
+    seconds. Importing the rest would take half a minute, so their requirements are compared with installed versions.
     """
     yield ok("Python", platform.python_version())
     yield from _packages()
@@ -57,7 +57,7 @@ def software(*, on_gpus: bool) -> Iterator[Finding]:
         elif backend.tested and (untested := backend.tested.problem(None, on_gpus=on_gpus)):
             yield hint(name, untested)
         elif unmet := [lack for package in packages for lack in _unmet(package)]:
-            # With a version that its own requirements rule out, it may work.
+            # It may work even with a version that its requirements exclude.
             judge = missing if any(absent for absent, _ in unmet) else hint
             yield judge(name, f"{'; '.join(text for _, text in unmet)}; {backend.summary}")
         else:
@@ -74,7 +74,7 @@ def software(*, on_gpus: bool) -> Iterator[Finding]:
 
 
 def _import_errors(packages: Iterable[str]) -> dict[str, str]:
-    """Package -> why it cannot be imported. All at once if they can, else one by one."""
+    """Package -> reason why it cannot be imported. Imports all at once, and one by one after a failure."""
     installed = sorted(package for package in packages if _is_installed(package))
     if not run_python(f"import {', '.join(installed)}")[1]:
         return {}
@@ -83,7 +83,7 @@ def _import_errors(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _bytecode() -> Iterator[Finding]:
-    """Hint at Python's cache of compiled modules if it is switched off, as in many images."""
+    """Warn if Python's cache of compiled modules is switched off, as in many images."""
     torch = importlib.util.find_spec("torch")
     if sys.dont_write_bytecode and torch and torch.cached and not Path(torch.cached).is_file():
         text = "each process compiles all libraries again, which takes seconds; unset PYTHONDONTWRITEBYTECODE"
@@ -95,7 +95,7 @@ def _is_installed(package: str) -> bool:
 
 
 def run_python(code: str) -> tuple[str, str]:
-    """Run code in another process, since libraries can crash: its output, and its error in one line."""
+    """Run code in another process, since libraries can crash; returns its output, and its error in one line."""
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -107,7 +107,7 @@ def run_python(code: str) -> tuple[str, str]:
 
 
 def _unmet(package: str) -> Iterator[tuple[bool, str]]:
-    """Yield what the distribution of a package requires and does not have: whether it is absent, and a message."""
+    """Yield unmet requirements of a package's distribution: whether the required one is absent, and a message."""
     module = f"{package.replace('.', '/')}/__init__.py"
     for distribution in distributions_of(package.partition(".")[0]):
         # Several distributions may share a namespace.
@@ -147,7 +147,7 @@ def _requirements(distribution: str) -> list[Requirement]:
 
 
 def _not_met(required: Iterable[Requirement]) -> Iterator[tuple[Requirement, str]]:
-    """Yield requirements with the version that is installed instead, empty if there is none."""
+    """Yield unmet requirements with the installed version; empty if absent."""
     for requirement in required:
         try:
             version = metadata.version(requirement.name)

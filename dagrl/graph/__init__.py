@@ -1,1 +1,1 @@
-"""The graph of a pipeline: what ops read and write, and the edges inferred from it."""
+"""The graph of a pipeline: columns that ops read and write, and the edges inferred from them."""

@@ -1,4 +1,4 @@
-"""Leads the columns of a step through its replay buffer, so that nodes behind it also see groups of earlier steps."""
+"""Routes the columns of a step through its replay buffer, so that nodes after it also get groups of earlier steps."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def lead_through_buffer(
     readings: list[Reading],
     source: str,
 ) -> list[Reading]:
-    """The readings with all columns going through the buffer, whose contract and outputs get these columns.
+    """The readings with all columns routed through the buffer, whose contract and outputs get these columns.
 
-    Nodes that sample, score or filter come before the buffer, with all that they or it depend on: they work on the
-    step's own groups. All others read from the buffer what they would read from those. Without a buffer, and with one
-    in a cycle, nothing changes.
+    Nodes that sample, score or filter come before the buffer, with all dependencies of these nodes and the buffer: they
+    work on the step's own groups. All others read the same columns from the buffer. Without a buffer, and with one in a
+    cycle, nothing changes.
     """
     name = next((name for name, spec in specs.items() if isinstance(spec, BufferNode)), None)
     if name is None:
@@ -52,7 +52,7 @@ def lead_through_buffer(
             reading = Reading(reading.reader, reading.op_column, name, passed[origin])
         led.append(reading)
     led += [Reading(name, column, *origin) for origin, column in passed.items() if column not in own]
-    # Others join the step's own groups when all nodes that work on those alone are done.
+    # Returned groups join the step's own groups after all nodes that work on the step's groups alone.
     for node in sorted(before - _with_ancestors({name}, led)):
         led += [Reading(name, f"{node}.{column}", node, column) for column in list(outputs[node].values())[:1]]
     columns = tuple(passed.values())

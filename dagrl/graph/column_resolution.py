@@ -57,7 +57,7 @@ class Reading(NamedTuple):
 
     reader: str
     op_column: str
-    """The reader's own name for it."""
+    """The reader's name of the column."""
     writer: str
     column: str
     """Its name in the pipeline."""
@@ -84,7 +84,7 @@ class ColumnResolver:
         self._shown = shown
         self._source = source
         self.outputs = {name: self._outputs_of(name) for name in contracts}
-        """Node -> column it writes, by the op's own name -> its name in the pipeline."""
+        """Node -> column it writes, by the op's name -> its name in the pipeline."""
         self._writers: dict[str, list[str]] = {}
         for name, outputs in self.outputs.items():
             for column in dict.fromkeys(outputs.values()):
@@ -111,7 +111,7 @@ class ColumnResolver:
                     resolved.append(Reading(reader, op_column, writer, source))
                     named.add(source)
                 elif op_column == "finish_reason" and op_column not in contract.reads:
-                    # It belongs to the responses that the node reads, and is not worth a question.
+                    # The column belongs to the responses that the node reads, so the choice is not ambiguous.
                     responses = (reading.writer for reading in resolved if reading[:2] == (reader, "response_tokens"))
                     if (response := next(responses, None)) and response in self._writers.get(source, ()):
                         resolved.append(Reading(reader, op_column, response, source))
@@ -137,7 +137,7 @@ class ColumnResolver:
     ) -> list[Reading]:
         """Drop `optional` columns that a reader would take from another node than `column`.
 
-        A reader without `column` keeps them, or, with `otherwise`, only those of that node.
+        A reader without `column` keeps them, or, with `otherwise`, only the columns of that node.
         """
         writers = {reading.reader: reading.writer for reading in readings if reading.op_column == column}
         return [
@@ -153,7 +153,7 @@ class ColumnResolver:
         read = {(reading.writer, reading.column) for reading in readings}
         for name, spec in self._specs.items():
             written = list(self.outputs[name].values())
-            # Metrics read rewards, also those under names of the user's own.
+            # Metrics read rewards, including rewards with names chosen by the user.
             if isinstance(spec, RewardNode | RewardModelNode | JudgeNode) and written != ["baseline_reward"]:
                 continue
             if written and not any((name, column) in read for column in written):
@@ -198,7 +198,7 @@ class ColumnResolver:
         return outputs
 
     def _sources(self, reader: str) -> dict[str, str]:
-        """Column that a node reads, by the op's own name -> its source: a column, or ``node.column``."""
+        """Column that a node reads, by the op's name -> its source: a column, or ``node.column``."""
         contract, spec = self._contracts[reader], self._specs.get(reader)
         renames = spec.read if spec else {}
         # A reader of the data set's messages takes the images that they mark, also where an agent shows others.
@@ -237,13 +237,15 @@ class ColumnResolver:
         return named
 
     def _replacing(self, column: str, writers: Sequence[str]) -> list[str]:
-        """The writers that read the column of another one and replace it for all other readers."""
+        """The writers that read another writer's column and replace it for all other readers."""
         return [
             node for node in writers if any(self.outputs[node][own] == column for own in self._contracts[node].replaces)
         ]
 
     def _check_options(self, reader: str, sources: Mapping[str, str]) -> None:
-        """Report columns of ``read`` that the op does not read, and nodes of ``read_from`` that write none of them."""
+        """Report columns of ``read`` that the op does not read, and nodes of ``read_from`` that write none of its
+        columns.
+        """
         spec = self._specs.get(reader)
         if spec is None:
             return
@@ -294,7 +296,7 @@ class ColumnResolver:
         return f"add a node `{{{usual_writer}}}`" if usual_writer else suggest(column, self._writers)
 
     def _report_doubles(self, bare: dict[str, list[str]], named: set[str]) -> None:
-        """Report columns with several writers of which a reader does not select one; those of one op together."""
+        """Report columns with several writers if a reader selects none; columns of one op are reported together."""
         doubled: dict[tuple[str, ...], list[str]] = {}
         for column, writers in self._writers.items():
             # A column without a reader may have several writers: a rollout writes more columns than are needed.

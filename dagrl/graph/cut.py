@@ -1,4 +1,4 @@
-"""Cuts the graph of a pipeline in two: a part that writes experience, and one that is trained on it."""
+"""Cuts the graph of a pipeline in two: one part writes experience, the other trains on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROW_COLUMNS = ("sample_id", "group_id")
 
 
 class PartError(ValueError):
-    """A pipeline has no such part. The message is one sentence."""
+    """A pipeline cannot be cut into this part. The message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,17 @@ class Cut:
     """One part of a pipeline."""
 
     graph: Graph
-    """Its nodes, and `experience` in place of the others."""
+    """The nodes of the part, and `experience` in place of the others."""
     explores: bool
-    """Whether it writes experience. Otherwise it is trained on it."""
+    """Whether it writes experience; otherwise it trains on it."""
     columns: Mapping[str, tuple[str, ...]]
-    """Column of a file of experience -> nodes behind the cut that read it."""
+    """Column of a file of experience -> nodes after the cut that read it."""
 
 
 def cut(graph: Graph, pipeline: Pipeline, only: Sequence[str]) -> Cut:
-    """The part of a graph with the nodes `only`, those between them, and those on engines that these train.
+    """The part of a graph with the nodes `only`, the nodes between them, and the nodes on engines that these train.
 
-    PartError if there are no such nodes, or the cut is not possible.
+    PartError if a node does not exist, or the cut is not possible.
     """
     declared = [name for name in graph.order if name not in (PROMPTS_NODE, SAMPLES_NODE)]
     for name in only:
@@ -64,7 +64,7 @@ def _kept(graph: Graph, pipeline: Pipeline, only: Iterable[str]) -> set[str]:
     kept = set(only)
     while True:
         trained = {_home(graph, pipeline, name) for name in kept if _trains(graph, name)}
-        # Their log-probs, and those of frozen copies on their ranks, can be computed nowhere else.
+        # No other engine can compute their log-probs, or the log-probs of frozen copies on their ranks.
         kept |= {name for name in graph.nodes if (home := _home(graph, pipeline, name)) and home in trained}
         between = {name for name in graph.nodes if name not in (PROMPTS_NODE, SAMPLES_NODE)}
         between &= {before for name in kept for before in graph.ancestors(name)}
@@ -127,7 +127,7 @@ def _check(graph: Graph, pipeline: Pipeline, kept: Collection[str], left_out: Se
 
 
 def _names(writers: Mapping[str, GraphNode]) -> dict[Wire, str]:
-    """The names of columns in files: with the node where several of `writers` write a column."""
+    """The names of columns in files, prefixed by the node if several of `writers` write a column."""
     wires = [Wire(name, column) for name, node in writers.items() for column in node.outputs.values()]
     number = Counter(wire.column for wire in wires)
     return {wire: wire.column if number[wire.column] == 1 else f"{wire.node}.{wire.column}" for wire in wires}

@@ -1,4 +1,4 @@
-"""The pipeline's DAG: nodes, and the columns that go between them. `inference` infers it.
+"""The pipeline's DAG: nodes, and the columns that travel between them. `inference` infers it.
 
 Beside the declared nodes there are two implicit ones: `prompts`, the data set, and `samples`, which stores the samples.
 Where the pipeline is cut in two (`cut`), `experience` stands for the other part.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PROMPTS_NODE = "prompts"
 SAMPLES_NODE = "samples"
 EXPERIENCE_NODE = "experience"
-"""Name of the implicit node that stands for nodes that are left out: a sink, or, in place of `prompts`, the source."""
+"""Name of the implicit node in place of omitted nodes: a sink, or, in place of `prompts`, the source."""
 
 
 class Wire(NamedTuple):
@@ -39,7 +39,7 @@ class Wire(NamedTuple):
     node: str
     """The node that writes it."""
     column: str
-    """Its name in the pipeline: one of that node's `outputs` values."""
+    """Its name in the pipeline: a value in the writer's `outputs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class GraphNode:
     """Its section of the file; None for the implicit nodes."""
     contract: OpContract
     inputs: Mapping[str, Wire]
-    """Column that the op reads, by the op's own name -> where it comes from."""
+    """Column that the op reads, by the op's name -> its source."""
     outputs: Mapping[str, str]
     """Column that the op writes, by the op's own name -> its name in the pipeline."""
 
@@ -61,9 +61,9 @@ class Graph:
     """The nodes of a pipeline in topological order."""
 
     nodes: Mapping[str, GraphNode]
-    """By name, in topological order; among nodes that are ready alike, in the order of the file."""
+    """Nodes by name, in topological order; ties are in the order of the file."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that need not run, and why; see `redundant_nodes`."""
+    """Nodes that need not run -> the reason; see `redundant_nodes`."""
     sampled: Mapping[str, str] = field(default_factory=dict)
     """Node -> the rollout, outside of this part of the pipeline, whose responses it processes."""
 
@@ -78,7 +78,7 @@ class Graph:
 
         Nodes and edges are in topological order.
         """
-        # Its import takes 0.15 s, which only those that ask for it pay.
+        # Imported late, because the import takes 0.15 s.
         import networkx
 
         graph: networkx.DiGraph[str] = networkx.DiGraph()
@@ -91,7 +91,7 @@ class Graph:
 
     @cached_property
     def with_selection(self) -> networkx.DiGraph[str]:
-        """`digraph` with an edge without columns from the filter to each node that `select_from` its groups."""
+        """`digraph` with an edge, without columns, from the filter to each node of `select_from`."""
         graph = self.digraph.copy()
         if self.filter:
             chosen = [(self.filter, name) for name in self.select_from]
@@ -100,7 +100,7 @@ class Graph:
 
     @cached_property
     def edges(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
-        """(writer, reader) -> names of the columns that go from one to the other."""
+        """(writer, reader) -> names of the columns that travel between them."""
         edges = self.digraph.edges
         return {edge: edges[edge]["columns"] for name in self.nodes for edge in self.digraph.in_edges(name)}
 
@@ -136,7 +136,7 @@ class Graph:
         return next((node for node in candidates if isinstance(self.nodes[node].spec, RolloutNode)), None)
 
     def origin(self, wire: Wire) -> Wire:
-        """Where a column comes from before the nodes that replace it: a mix of responses, a buffer."""
+        """The source of a column before the nodes that replace it, such as a mix of responses or a buffer."""
         node = self.nodes[wire.node]
         own = next((own for own, there in node.outputs.items() if there == wire.column), "")
         if own not in node.contract.replaces or own not in node.inputs or isinstance(node.spec, RolloutNode):
@@ -150,12 +150,12 @@ class Graph:
 
     @cached_property
     def in_rounds(self) -> frozenset[str]:
-        """Nodes that run once a round, until the filter has let enough groups pass: itself, and all before it."""
+        """Nodes that run once a round, until enough groups pass the filter: the filter and all nodes before it."""
         return frozenset({self.filter, *self.ancestors(self.filter)}) if self.filter else frozenset()
 
     @cached_property
     def select_from(self) -> tuple[str, ...]:
-        """Nodes outside the rounds that only read from nodes in the rounds: the first to see the selected groups."""
+        """Nodes outside the rounds that read only from nodes in them: the first readers of the selected groups."""
         outside = [node for node in self.nodes.values() if node.name not in self.in_rounds]
         return tuple(
             node.name
@@ -191,7 +191,7 @@ class Graph:
 
     @cached_property
     def validation(self) -> Graph:
-        """The nodes that run in validation: those that rewards depend on, and `samples`.
+        """The nodes that run in validation: nodes that rewards depend on, and `samples`.
 
         If nothing is trained on samples, also the nodes that compute the loss on the validation set, without training.
         """
@@ -209,7 +209,7 @@ class Graph:
         for name, node in kept.items():
             if node.contract.needs is Capability.TRAIN:
                 kept[name] = replace(node, contract=replace(node.contract, needs=Capability.SCORE))
-        # Without a loss on them, validation sets need no responses.
+        # Without a loss on validation sets, these need no responses.
         with_loss = any(isinstance(node.spec, DemonstrationNode) for node in kept.values())
         seen = {
             column: wire
@@ -232,7 +232,7 @@ class Graph:
         replacing = {
             name
             for name, node in self.nodes.items()
-            # An agent's rollout replaces prompts by those that it has sampled after.
+            # An agent's rollout replaces prompts by the contexts that it sampled from.
             if node.contract.replaces and not isinstance(node.spec, RolloutNode)
         }
 

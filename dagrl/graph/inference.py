@@ -41,7 +41,7 @@ _TAKEN = {
     **dict.fromkeys((PROMPTS_NODE, SAMPLES_NODE), "a node"),
     **dict.fromkeys(("step", "sync", "save"), "a time in the metrics (`time/NAME_s`)"),
 }
-"""Names that no declared node may have, and what has them."""
+"""Reserved names of nodes, and their owners."""
 _ALL_NODES: Place = ("nodes",)
 
 
@@ -51,9 +51,9 @@ def build_graph(
     positions: Positions | None = None,
     recorded: Mapping[str, OpContract] | None = None,
 ) -> Graph:
-    """The graph of a pipeline whose own modules are in `folder`. PipelineError with everything wrong with it.
+    """The graph of a pipeline with user modules in `folder`. PipelineError with all its problems.
 
-    `recorded`: contracts of the nodes that name functions of the user, which are not imported then.
+    `recorded`: contracts of nodes with user functions, which are then not imported.
     """
     findings = Findings(positions or Positions({}))
     graph = infer_graph(pipeline, folder, findings, recorded)
@@ -65,7 +65,7 @@ def build_graph(
 def infer_graph(
     pipeline: Pipeline, folder: Path | None, findings: Findings, recorded: Mapping[str, OpContract] | None = None
 ) -> Graph | None:
-    """The graph, its problems and warnings reported to `findings`; None where there is a problem."""
+    """Infer the graph and report problems and warnings to `findings`; None if there is a problem."""
     before = len(findings.problems)
     contracts = _contracts(pipeline, folder, findings, recorded)
     specs = {name: node for name, node in pipeline.nodes.items() if name in contracts}
@@ -91,7 +91,7 @@ def infer_graph(
 def _contracts(
     pipeline: Pipeline, folder: Path | None, findings: Findings, recorded: Mapping[str, OpContract] | None
 ) -> dict[str, OpContract]:
-    """Contracts of all nodes whose contract is known, `prompts` first and `samples` last."""
+    """Contracts of all nodes with a known contract, `prompts` first and `samples` last."""
     contracts = {PROMPTS_NODE: _source_contract(pipeline)}
     for name, node in pipeline.nodes.items():
         place: Place = ("nodes", name)
@@ -129,7 +129,7 @@ def _contracts(
 
 
 def _needs_source(node: NodeBase, pipeline: Pipeline) -> bool:
-    """Whether a node has to know the source, or validation set, of a row: these differ in sampling, or in metrics."""
+    """Whether a node needs the source or validation set of a row, because these differ in sampling or in metrics."""
     data = pipeline.data
     if isinstance(node, UpdateNode | FilterNode) and data.train_prefixes:
         return True
@@ -138,14 +138,14 @@ def _needs_source(node: NodeBase, pipeline: Pipeline) -> bool:
 
 
 def _with_images(contract: OpContract, node: NodeBase) -> OpContract:
-    """Add images: of the tokens that an engine reads, and of a judge's prompts if it asks for them."""
+    """Add images of the tokens that an engine reads, and of prompts if a judge requests them."""
     if isinstance(node, JudgeNode):
         return replace(contract, reads_if_written=(*contract.reads_if_written, *(IMAGE_COLUMNS if node.images else ())))
     if contract.needs is None or "prompt_tokens" not in contract.reads:
         return contract
     if isinstance(node, RolloutNode):
         answered = RESPONSE_IMAGE_COLUMNS if node.multi_turn else ()
-        # An agent may show other images than the data set's, with the prompts that it writes.
+        # An agent may send images other than the data set's, with the prompts that it writes.
         own = (*IMAGE_COLUMNS, *SHOWN_IMAGE_COLUMNS) if node.agent else ()
         return replace(
             contract,
@@ -195,7 +195,7 @@ def _sink_contract(pipeline: Pipeline) -> OpContract:
 
 
 def _reads_no_reward(node: NodeBase) -> bool:
-    """Whether a node learns from a teacher alone, or from rewards of other names."""
+    """Whether a node learns from a teacher alone, or from rewards with other names."""
     match node:
         case AdvantageNode(estimator="none" | "gdpo"):
             return True
@@ -205,7 +205,7 @@ def _reads_no_reward(node: NodeBase) -> bool:
 
 
 def _report_cycle(readings: list[Reading], findings: Findings) -> None:
-    """Report a cycle, beginning with its node that the file declares first."""
+    """Report a cycle, beginning with the node that the file declares first."""
     import networkx
 
     graph: networkx.DiGraph[str] = networkx.DiGraph()

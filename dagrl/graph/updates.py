@@ -1,4 +1,4 @@
-"""Updates: the old log-probs that they do without, and those that train on mini-batches as soon as shards are ready."""
+"""Updates: redundant old log-probs, and training on mini-batches as soon as shards are ready."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dagrl.graph.dag import Graph, GraphNode
 
 
 def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[str, str]:
-    """Nodes that do not change the result -> why. The plan skips them.
+    """Nodes that do not change the result -> the reason. The plan skips them.
 
     Old log-probs are redundant if only updates of the same engine read them, with one optimizer step for each batch:
-    they are those of the weights that the update begins with, however old the samples are, so its own log-probs are the
-    same, at the same temperature and after the same prompts, and the ratio is 1. (How far older samples are from these
-    weights is for `rollout_correction`.) Where updates drop out activations, their own log-probs differ.
+    they are computed under the weights at the update's start, independent of the samples' age, so the update's
+    log-probs are the same, at the same temperature and after the same prompts, and the ratio is 1. (How far older
+    samples are from these weights is for `rollout_correction`.) With dropout in updates, their log-probs differ.
     """
     redundant = {}
     for name, node in nodes.items():
@@ -24,7 +24,7 @@ def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[
             (other, column)
             for other in nodes.values()
             for column, wire in other.inputs.items()
-            # The sink shows log-probs that are computed anyway.
+            # The sink only shows log-probs that another node needs.
             if wire.node == name and other.spec is not None
         ]
         if readers and all(
@@ -42,7 +42,7 @@ def redundant_nodes(pipeline: Pipeline, nodes: Mapping[str, GraphNode]) -> dict[
 
 
 def updates_with_dropout(pipeline: Pipeline, update: UpdateNode) -> bool:
-    """Whether an update's own log-probs differ from those before it, because it drops out activations."""
+    """Whether dropout makes an update's log-probs differ from the ones before it."""
     engine = pipeline.engines.get(update.engine)
     return engine is not None and bool(engine.adapter_dropout)
 
@@ -55,7 +55,7 @@ def _takes_one_step(pipeline: Pipeline, update: UpdateNode) -> bool:
 
 
 def update_pieces(pipeline: Pipeline, node: UpdateNode) -> tuple[tuple[int, ...], ...]:
-    """Shards of each mini-batch of an update, in the order of training; none if it does not stream.
+    """Shards of each mini-batch of an update, in the order of training; empty if it does not stream.
 
     The pipeline has passed its checks, so mini-batches end where shards do.
     """
@@ -67,9 +67,9 @@ def update_pieces(pipeline: Pipeline, node: UpdateNode) -> tuple[tuple[int, ...]
 
 
 def hindrance(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph | None) -> str:
-    """Why the update `name` cannot train on its mini-batches one by one, and the remedy; empty if it can.
+    """The reason why the update `name` cannot train on its mini-batches one by one, and the remedy; empty if it can.
 
-    `graph` is None if it has problems: then only numbers are checked.
+    `graph` is None if it has problems; then only numbers are checked.
     """
     prompts, shards = pipeline.data.prompts_per_step, pipeline.schedule.shards_per_step
     count = node.optimizer_steps(prompts)
@@ -110,6 +110,6 @@ def hindrance(pipeline: Pipeline, name: str, node: UpdateNode, graph: Graph | No
 
 
 def _moves_with(pipeline: Pipeline, engine: str) -> str:
-    """The engine whose updates change the weights of `engine`: itself, or the one of which it is the average."""
+    """The engine whose updates change the weights of `engine`: itself, or the engine whose average it is."""
     spec = pipeline.engines.get(engine)
     return (spec.frozen_copy_of if spec and spec.moving_average is not None else None) or engine

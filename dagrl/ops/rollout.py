@@ -112,7 +112,7 @@ def _groups(
 
 
 def _check_lengths(batch: Batch, context: Context) -> None:
-    """Raise ValueError for a prompt longer than the node allows. Only prompts that another node writes can be longer."""
+    """Raise ValueError for a prompt longer than the node allows. Only prompts of other nodes can be longer."""
     longest = context.rollout.max_prompt_tokens or context.pipeline.data.max_prompt_tokens
     lengths = batch["prompt_tokens"].lengths
     if len(lengths) and lengths.max() > longest:

@@ -12,7 +12,7 @@ from dagrl.plugins.custom import UserFunction
 
 
 def agent_problem(function: UserFunction, place: str, args: Mapping[str, object]) -> tuple[str | None, str] | None:
-    """The key that is wrong, None for the function itself, and why; None if the function can be an agent with `args`.
+    """The wrong key (None for the function itself) and the reason; None if the function can be an agent with `args`.
 
     An agent is async and takes a client and a row.
     """

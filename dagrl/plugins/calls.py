@@ -1,7 +1,7 @@
 """Calls of user functions by a worker.
 
-Any exception of a function becomes one error with its line. A process that a function has forked ends when it returns
-from the call, and does not go on as a second worker. If the worker's process ends within a call, a file names it.
+Any exception of a function becomes one error with its line. A process that a function forks ends when it returns from
+the call, and does not continue as a second worker. If the worker's process ends within a call, a file names it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_NAMED = 3
 
 
 class UserFunctionError(Exception):
-    """A user's function has failed; the message says what it raised, and where. The cause is what it raised."""
+    """A user's function failed; the message names its exception and the line. The cause is the exception."""
 
 
 class _CallRecord:
@@ -35,7 +35,7 @@ class _CallRecord:
         self._lock = threading.Lock()
 
     def note(self, what: str | None) -> None:
-        """Record the current call of this thread; None if it calls nothing."""
+        """Record the current call of this thread, or None after it."""
         if self.path is None:
             return
         # A disk may be full, and the call does not depend on the file.
@@ -45,7 +45,7 @@ class _CallRecord:
             else:
                 self._running[threading.get_ident()] = what
             if self._file < 0:
-                # The run folder may be of this machine alone.
+                # The run folder may be on this machine alone.
                 self.path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self.path.parent.mkdir(exist_ok=True)
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -59,7 +59,7 @@ _record = _CallRecord()
 
 
 def record_calls(run_dir: Path, host: str) -> None:
-    """From now on, a file of the run folder tells which user functions this process calls."""
+    """From now on, a file of the run folder lists the user functions that this process calls."""
     _record.path = _file_of(run_dir, host, os.getpid())
     # Hosts and processes of containers may have the names of earlier ones.
     with suppress(OSError):
@@ -67,7 +67,7 @@ def record_calls(run_dir: Path, host: str) -> None:
 
 
 def recorded_call(run_dir: Path, host: str, pid: int) -> str:
-    """Return the current or last call of a process that records its calls; empty if it is unknown."""
+    """Return the current or last recorded call of a process; empty if unknown."""
     try:
         return _file_of(run_dir, host, pid).read_bytes()[:_FILE_BYTES].decode("utf-8", "replace").strip()
     except OSError:
@@ -79,9 +79,9 @@ def _file_of(run_dir: Path, host: str, pid: int) -> Path:
 
 
 def call(function: UserFunction, named: Mapping[str, object], *given: object, about: str = "") -> Any:
-    """Call a user's function with arguments by name and by position. Raises UserFunctionError for all that it raises.
+    """Call a user's function with arguments by name and by position. Raises UserFunctionError for any exception.
 
-    `about` says what it is called for, for example which sample.
+    `about` describes the purpose of the call, for example the sample.
     """
     with within_call(function, about):
         try:
@@ -91,7 +91,7 @@ def call(function: UserFunction, named: Mapping[str, object], *given: object, ab
 
 
 def call_or_stop(place: str, function: UserFunction, named: Mapping[str, object], *given: object) -> Any:
-    """`call` the function at `place`. Raises ValueError with the place for all that it raises."""
+    """`call` the function at `place`. Raises ValueError with the place for any exception."""
     try:
         return call(function, named, *given)
     except UserFunctionError as error:
@@ -100,7 +100,7 @@ def call_or_stop(place: str, function: UserFunction, named: Mapping[str, object]
 
 @contextmanager
 def within_call(function: UserFunction, about: str = "") -> Iterator[None]:
-    """Within the context a user's function is called: for calls whose errors are handled in another way."""
+    """Context for a call of a user's function, for callers that handle its errors themselves."""
     _record.note(", ".join(filter(None, (name_of(function), about))))
     try:
         with ending_children(function):
@@ -111,7 +111,7 @@ def within_call(function: UserFunction, about: str = "") -> Iterator[None]:
 
 @contextmanager
 def ending_children(function: UserFunction) -> Iterator[None]:
-    """End a process that the function has forked at the end of the context."""
+    """End a process that the function forked at the end of the context."""
     process = os.getpid()
     try:
         yield

@@ -1,4 +1,4 @@
-"""User functions, for example ops and rewards: how they are found, imported and called.
+"""Finds, imports and inspects user functions, for example ops and rewards.
 
 A pipeline names them as ``module:function``; the module is looked for beside the pipeline file, on the Python path, and
 beside dagrl's own templates.
@@ -21,7 +21,7 @@ from dagrl.config.errors import suggest
 from dagrl.resources import OWN_TEMPLATES
 
 type UserFunction = Callable[..., Any]
-"""A function or class of the user, with parameters and results of its own."""
+"""A function or class of the user, with any parameters and results."""
 
 _SHOWN_CHARACTERS = 500
 """Length of the message of a failed function."""
@@ -30,7 +30,7 @@ _HERE = Path(__file__).parent
 
 @contextmanager
 def importable_from(folder: Path | None) -> Iterator[None]:
-    """Make modules beside the pipeline file, and those of dagrl's own templates, importable."""
+    """Make modules beside the pipeline file, and modules of dagrl's templates, importable."""
     if folder is None:
         yield
         return
@@ -78,7 +78,7 @@ def signature_of(function: UserFunction, name: str) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except (ValueError, TypeError) as error:
-        remedy = "wrap it in a function of your own, with `def`"
+        remedy = "wrap it in a function with `def`"
         raise ValueError(f"`{name}` does not say its parameters ({error}); {remedy}") from error
 
 
@@ -99,7 +99,9 @@ def check_call(
 
 
 def check_methods(made: UserFunction, place: str, kind: str, needed: str, methods: Mapping[str, int]) -> None:
-    """ValueError if it is no class, or has no method of a name that takes so many arguments, ``self`` among them."""
+    """ValueError if it is not a class, or if a method is missing or does not take the given number of arguments,
+    including ``self``.
+    """
     if not inspect.isclass(made):
         raise ValueError(f"`{place}` is no class; {kind} is one with {needed}")
     for name, count in methods.items():
@@ -112,9 +114,9 @@ def check_methods(made: UserFunction, place: str, kind: str, needed: str, method
 def known_parameters(
     function: UserFunction, name: str, known: tuple[str, ...], args: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Which of `known` a function takes by name; all of them with ``**kwargs``.
+    """The names among `known` that a function takes; all of them with ``**kwargs``.
 
-    ValueError if it takes one by position, does not take one of `args`, or needs another one.
+    ValueError if it has positional-only parameters, lacks one of `args`, or requires another parameter.
     """
     parameters = signature_of(function, name).parameters
     for parameter in parameters.values():
@@ -136,7 +138,7 @@ def known_parameters(
 
 
 def check_names(name: str, parameters: Collection[str], args: Collection[str]) -> None:
-    """ValueError if a function has no parameter of a name in `args`."""
+    """ValueError if a function lacks a parameter for a name in `args`."""
     unknown = next((key for key in args if key not in parameters), None)
     if unknown is not None:
         raise ValueError(f"`{name}` has no parameter {unknown!r}; remove it from the node's args")
@@ -191,7 +193,7 @@ def _line_of(error: BaseException, folder: Path | None) -> str | None:
 
 
 def _message_of(error: BaseException) -> str:
-    """The message of an error, shortened. A user's error class may fail to give one."""
+    """The message of an error, shortened. ``__str__`` of a user's error class may fail."""
     try:
         what = str(error)
     except BaseException:  # noqa: BLE001 - a user's __str__ may raise anything
@@ -200,7 +202,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def _check_file(module_name: str, module: ModuleType, folder: Path | None) -> None:
-    """ValueError if Python has loaded another module than the file of that name beside the pipeline."""
+    """ValueError if Python loaded a module other than the file of that name beside the pipeline."""
     own = folder and folder.resolve() / f"{module_name.replace('.', '/')}.py"
     if not own or not own.is_file():
         return

@@ -1,4 +1,4 @@
-"""The decorators of user functions: ops, estimators, losses and rewards; and what such a function declares."""
+"""The decorators of user functions (ops, estimators, losses and rewards), and their declarations."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FIELDS = (
     *("prompt", "response", "answer", "data_source", "extra_info"),
     *("finish_reason", "turns", "turn_rewards", "agent_reward"),
 )
-"""Keyword arguments that a reward function may ask for."""
+"""Keyword arguments that a reward function may take."""
 FIELDS_OF_VERL = {"solution_str": "response", "ground_truth": "answer"}
 """verl's names of some of them."""
 BATCHED_FIELDS_OF_VERL = {
     "solution_strs": "response", "ground_truths": "answer", "data_sources": "data_source", "extra_infos": "extra_info"
 }  # fmt: skip
-"""Further ones, of batched functions."""
+"""Further arguments of batched functions."""
 _TOKENS = ("logprob", "entropy")
 """Inputs of every loss."""
 
@@ -43,8 +43,8 @@ class RewardTraits:
 def node(*, reads: _Names, writes: _Names, scope: str = "row") -> Callable[[Function], Function]:
     """Declare a function as an op: ``function(batch, **args) -> {column: values}``.
 
-    `scope` is ``row`` (may start on finished shards), ``group`` (needs all responses to a prompt) or ``batch``.
-    Raises ValueError for an unknown scope, and for columns that are no list of names.
+    `scope` is ``row`` (may start on finished shards), ``group`` (needs all responses to a prompt) or ``batch``. Raises
+    ValueError for an unknown scope, and for columns that are not a list of names.
     """
     return _declare("node", reads, writes, scope)
 
@@ -52,9 +52,9 @@ def node(*, reads: _Names, writes: _Names, scope: str = "row") -> Callable[[Func
 def estimator(*, reads: _Names = ("reward", "group_id"), scope: str = "group") -> Callable[[Function], Function]:
     """Declare a function as an advantage estimator: ``function(batch, **args) -> advantages``.
 
-    `batch` is a dict of the columns that it `reads`, and of ``reward`` and ``response_mask``, as a node of your own
-    sees them; penalties on length and divergence are taken off ``reward`` already. It returns one number for each
-    response, or for each an array with one for each of its tokens. `scope` is ``row`` (may start on finished shards),
+    `batch` is a dict of the columns that it `reads`, and of ``reward`` and ``response_mask``, in the form that a user's
+    node gets; penalties on length and divergence are already subtracted from ``reward``. It returns one number for each
+    response, or an array with one number for each of its tokens. `scope` is ``row`` (may start on finished shards),
     ``group`` (needs all responses to a prompt) or ``batch``. Raises ValueError for an unknown scope.
     """
     return _declare("estimator", reads, (), scope)
@@ -65,7 +65,7 @@ def loss(*, reads: _Names = ("old_logprob", "advantage")) -> Callable[[Function]
 
     `tokens` has the response tokens of a micro-batch, by name: ``tokens["logprob"]`` and ``tokens["entropy"]`` with
     gradient, and each column that it `reads`; ``tokens.rows`` has sums and means over responses. It returns a tensor of
-    the same shape, to be minimised; weights, masks, divergence and entropy bonus are dagrl's. See
+    the same shape, to be minimised; dagrl applies weights, masks, divergence and entropy bonus. See
     `dagrl.algorithms.own_loss.LossTokens`.
     """
     return _declare("loss", reads, (), "batch")
@@ -102,7 +102,7 @@ def _declare(kind: str, reads: object, writes: object, scope: str) -> Callable[[
 
 
 def _column_names(kind: str, field: str, given: object) -> tuple[str, ...]:
-    """The columns that a decorator gets. ValueError for anything but a list of different names.
+    """Check the columns of a decorator. ValueError for anything but a list of different names.
 
     Types cannot be declared: built-in columns have the type in `dagrl.config.columns`, all others are float32.
     """
@@ -119,7 +119,7 @@ def _column_names(kind: str, field: str, given: object) -> tuple[str, ...]:
 
 
 def declared(function: UserFunction, place: str, kind: str) -> OpContract:
-    """The declaration by ``@dagrl.KIND`` on a function. ValueError if it has another decorator, or none."""
+    """The declaration by ``@dagrl.KIND`` on a function. ValueError if it has another decorator or no decorator."""
     marked, contract = getattr(function, "dagrl_contract", (None, OpContract(())))
     if marked != kind:
         what = f"is decorated with @dagrl.{marked}" if marked else "does not declare its columns"
@@ -149,7 +149,7 @@ def declaration_of(function: UserFunction, node: NodeBase) -> OpContract:
 
 
 def load_formula(node: NodeBase, folder: Path | None) -> tuple[UserFunction, OpContract] | None:
-    """The user's function in a node, and what it declares; None if the node has none. ValueError if it is invalid."""
+    """The user's function in a node, and its declaration; None for a node without one. ValueError if it is invalid."""
     if node.user_function is None:
         return None
     function = load_function(node.user_function[1], folder)
@@ -157,9 +157,9 @@ def load_formula(node: NodeBase, folder: Path | None) -> tuple[UserFunction, OpC
 
 
 def rule_columns(rule: UserFunction, args: Mapping[str, object]) -> tuple[str, ...]:
-    """Columns that a filter's rule, or a choice of rows, takes: its parameters without those in `args`.
+    """Columns that a function of ``filter`` or ``rows`` takes: its parameters except `args`.
 
-    ValueError if it has others.
+    ValueError if one is not a column.
     """
     name = name_of(rule)
     parameters = signature_of(rule, name).parameters
@@ -191,7 +191,7 @@ def checked_traits(function: UserFunction, place: str) -> RewardTraits:
 
 
 def fields_of(function: UserFunction, args: Mapping[str, object]) -> dict[str, str]:
-    """Parameters that a reward function takes of a sample, each with that of `FIELDS` which it is.
+    """Parameters of a reward function that are fields of a sample -> their names in `FIELDS`.
 
     ValueError if `args` do not fit the function, or it needs another parameter.
     """

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from dagrl.plugins.custom import UserFunction, check_call, known_parameters, load_function
 
 RESET_FIELDS = ("prompt", "answer", "data_source", "extra_info", "seed")
-"""Arguments that ``reset`` can take, by name."""
+"""Keyword arguments that ``reset`` may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Observation:
     done: bool = False
     """Whether the response ends with this turn, without the text."""
     images: tuple[object, ...] = ()
-    """Images (PIL) before the text, for policies that see."""
+    """Images (PIL) before the text, for vision models."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str | None):
@@ -48,7 +48,7 @@ class Environment(Protocol):
     """The interface of an environment. An optional ``close()`` is called at the end."""
 
     def reset(self, **fields: object) -> None:
-        """Start an episode. `fields` are those of `RESET_FIELDS` that it names; `seed` differs by response."""
+        """Start an episode. `fields` are the `RESET_FIELDS` among its parameters; `seed` differs by response."""
 
     def step(self, response: str) -> Observation:
         """Answer the policy's text of one turn, without the token that ended it."""
@@ -66,7 +66,7 @@ class EnvironmentClass:
     """Arguments of its ``reset``."""
 
     def __call__(self) -> Environment:
-        """A new instance. Raises what the user's constructor raises."""
+        """A new instance. Raises any exception of the user's constructor."""
         return self.make(**self.args)
 
 
@@ -77,7 +77,7 @@ def load_environment(place: str, args: Mapping[str, object], folder: Path | None
 
 
 def environment_fields(made: UserFunction, place: str, args: Mapping[str, object]) -> tuple[str, ...]:
-    """The fields that the ``reset`` of a class takes. ValueError if it is no class, or a method does not fit."""
+    """The fields that the ``reset`` of a class takes. ValueError if it is not a class, or a method does not fit."""
     if not inspect.isclass(made):
         raise ValueError(f"`{place}` is no class; an environment is one with reset(...) and step(response)")
     methods: dict[str, Any] = {name: getattr(made, name, None) for name in ("reset", "step")}

@@ -46,7 +46,7 @@ _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in ', re.MULTIL
 def isolated_imports(*, seconds: float = IMPORT_SECONDS, memory: int | None = None) -> Iterator[None]:
     """Within the context, `ask` imports user modules in a child process; nested contexts share the child.
 
-    A module has `seconds` and `memory`, in bytes: by default half of what is free. The child starts with the first
+    A module has `seconds` and `memory`, in bytes: by default half of the free memory. The child starts with the first
     question.
     """
     global _current
@@ -63,7 +63,7 @@ def isolated_imports(*, seconds: float = IMPORT_SECONDS, memory: int | None = No
 
 @contextmanager
 def without_imports() -> Iterator[None]:
-    """Within the context, `ask` reads the source of user modules, and imports none."""
+    """Within the context, `ask` reads the source of user modules, and imports no module."""
     global _imports_nothing
     outer, _imports_nothing = _imports_nothing, True
     try:
@@ -75,8 +75,8 @@ def without_imports() -> Iterator[None]:
 def ask[Result](place: str, question: Callable[..., Result], *arguments: object, folder: Path | None) -> Result:
     """``question(function, *arguments)`` about the user's ``module:function`` at `place`.
 
-    Within `isolated_imports` a child process computes the result, so question, arguments and result are pickled.
-    ValueError as raised by `load_function` or the question, or because the child ends or takes too long.
+    Within `isolated_imports` a child process computes the result, so question, arguments and result are pickled. Raises
+    the ValueError of `load_function` or the question, and ValueError if the child ends or times out.
     """
     if _imports_nothing and not place.startswith("dagrl."):
         return question(function_in_source(place, folder), *arguments)
@@ -86,13 +86,13 @@ def ask[Result](place: str, question: Callable[..., Result], *arguments: object,
 
 
 class _Imports:
-    """The child of a context, started with the first question, and again after a module has ended it."""
+    """The child of a context, started with the first question, and again after a module ended it."""
 
     def __init__(self, seconds: float, memory: int | None) -> None:
         self._seconds, self._memory = seconds, memory
         self._child: _Child | None = None
         self._failures: dict[str, str] = {}
-        """Module -> why it is not imported again."""
+        """Module -> reason for not importing it again."""
 
     def ask(
         self, place: str, folder: Path | None, question: Callable[..., object], arguments: tuple[object, ...]
@@ -113,7 +113,7 @@ class _Imports:
         where = child.where(folder)
         self.close()
         if shared and not timed_out:
-            # Another module may have left a thread or an alarm that ended the process.
+            # A thread or an alarm of another module may have ended the process.
             return self.ask(place, folder, question, arguments)
         remedy = "do such work when the function is called" if timed_out else "remove that from it, or from its imports"
         self._failures[module] = f"importing {module!r} {how}{where}; {remedy}"
@@ -149,18 +149,18 @@ class _Child:
         return self._process.exitcode
 
     def answer(self, request: tuple[object, ...], seconds: float) -> bytes | None:
-        """The answer to a question; None if the process ends, or gives none in time."""
+        """The answer to a question; None if the process ends or times out."""
         begun, announced = time.monotonic(), False
         with suppress(OSError):
             self._pipe.send(request)
         while (waited := time.monotonic() - begun) < seconds:
-            # Checked besides the pipe, which a process started by the module may keep open.
+            # Checked in addition to the pipe, which a process started by the module may keep open.
             ended = self.exit_code is not None
             try:
                 if self._pipe.poll(0 if ended else _POLL_S):
                     return self._pipe.recv_bytes()
             except (EOFError, OSError):
-                time.sleep(_POLL_S)  # The module has closed the pipe, and goes on.
+                time.sleep(_POLL_S)  # The module closed the pipe and continues.
             if ended:
                 return None
             if waited > _NOTICE_AFTER_S and not announced:
@@ -183,7 +183,7 @@ class _Child:
         return next((f" at {file}:{line}" for file, line in own or frames), "")
 
     def close(self) -> None:
-        """End the process, and those that user modules have started in its session."""
+        """End the process, and processes that user modules started in its session."""
         self._process.kill()
         self._process.join()
         with suppress(ProcessLookupError, PermissionError):
@@ -234,13 +234,13 @@ def cut_off(memory: int | None, traces: int | None = None) -> None:
     """Keep this forked child from the terminal and the parent's output, and limit its memory; it ends with the parent.
 
     Args:
-        memory: bytes that it may take beside those it has; None for half of what the machine has left.
-        traces: the file descriptor that stacks of crashes go to.
+        memory: bytes that it may allocate beyond its current ones; None for half of the machine's free memory.
+        traces: the file descriptor for stacks of crashes.
     """
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # If memory runs out all the same, the kernel ends this process first.
+        # If memory runs out nevertheless, the kernel ends this process first.
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     nothing = Path(os.devnull).open("r+", encoding="utf-8")  # noqa: SIM115 - open until the process ends
@@ -250,7 +250,7 @@ def cut_off(memory: int | None, traces: int | None = None) -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-    # enable() would keep handlers that a library has replaced since.
+    # enable() would keep handlers that a library has since replaced.
     faulthandler.disable()
     if traces is not None:
         faulthandler.enable(traces, all_threads=False)
@@ -267,7 +267,7 @@ def _limit_memory(memory: int | None) -> None:
 
 
 def _answer(place: str, folder: Path | None, question: Callable[..., object], arguments: tuple[object, ...]) -> bytes:
-    """A pickled pair: whether the question has a result, and the result or the reason why it has none."""
+    """A pickled pair: whether the question has a result, and the result or the error message."""
     try:
         return pickle.dumps((True, question(load_function(place, folder), *arguments)))
     except ValueError as error:

@@ -16,7 +16,7 @@ _LARGEST = 3.4e38
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Fields of a template, taken from a sample."""
+    """Fields of a sample for a template."""
 
     prompt: str
     response: str
@@ -33,7 +33,7 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def filled(template: str, judged: Judged) -> str:
-    """The template with its fields filled in; other braces stay."""
+    """Fill in the template's fields; other braces are kept."""
     return _FIELD.sub(lambda found: getattr(judged, found[1]), template)
 
 
@@ -67,7 +67,7 @@ def parse(reply: str, pattern: re.Pattern[str], scores: Mapping[str, float] | No
 
 
 def finite(score: Any) -> float:
-    """A score as a float. ValueError if it is no finite number."""
+    """A score as a float. ValueError if it is not a finite number."""
     number = score.item() if hasattr(score, "item") else score
     if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= _LARGEST:
         raise ValueError(f"the score {number!r} is no finite number")
@@ -75,7 +75,7 @@ def finite(score: Any) -> float:
 
 
 def parser_arguments(function: UserFunction) -> tuple[str, ...]:
-    """Which of ``reply`` and the template's fields a user's parser takes. ValueError if it does not fit."""
+    """The names among ``reply`` and the template's fields that a user's parser takes. ValueError if it does not fit."""
     taken = known_parameters(function, name_of(function), ("reply", *FIELDS))
     if "reply" not in taken:
         raise ValueError(f"the parser {name_of(function)} does not take `reply`, the judge's answer; add it")

@@ -16,13 +16,13 @@ from dagrl.plugins.custom import UserFunction
 _DECORATORS = ("node", "estimator", "loss", "reward")
 _MOST_BYTES = 4 << 20
 _ANY = inspect.Signature([Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)])
-"""For a name that is no function in the source, such as an imported one."""
+"""Parameters of a name that the source does not define as a function, such as an imported one."""
 
 
 def function_in_source(place: str, folder: Path | None) -> UserFunction:
-    """A function with the parameters and the dagrl decorators of ``module:function``, that does nothing.
+    """A function with the parameters and the dagrl decorators of ``module:function`` and an empty body.
 
-    ValueError if there is no such module, or nothing of that name in it.
+    ValueError if the module or the name in it does not exist.
     """
     module, _, name = place.partition(":")
     file = _file_of(module, folder)
@@ -40,7 +40,7 @@ def function_in_source(place: str, folder: Path | None) -> UserFunction:
 
 
 def _file_of(module: str, folder: Path | None) -> Path | None:
-    """The source of a module: beside the pipeline file, or where Python finds it. No package is imported."""
+    """The source of a module, beside the pipeline file or on Python's path. No package is imported."""
     places: Sequence[str] | None = [*([str(folder)] if folder else []), *sys.path]
     parts = module.split(".")
     for end in range(1, len(parts) + 1):

@@ -1,6 +1,6 @@
 """Tools: functions that a policy may call in its responses, and their description for the policy.
 
-A pipeline names its own as ``module:function``; those that come with dagrl are in `dagrl.tools`.
+A pipeline names its own as ``module:function``; built-in tools are in `dagrl.tools`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dagrl.plugins.calls import within_call
 from dagrl.plugins.custom import UserFunction, load_function, name_of
 
 BUILT_IN = {"calculator": "dagrl.tools.calculator:calculator", "python": "dagrl.tools.python:python"}
-"""Tools that come with dagrl."""
+"""The built-in tools."""
 OF_THE_ROW = "extra_info"
-"""A parameter behind the ``*`` of this name gets the row's."""
+"""A parameter of this name after the ``*`` gets the row's value."""
 
 
 class ToolArgumentError(ValueError):
-    """A policy has called a tool with arguments that it does not take."""
+    """A policy called a tool with invalid arguments."""
 
 
 class ToolUnavailableError(OSError):
@@ -34,19 +34,19 @@ class ToolUnavailableError(OSError):
 def tool[Function: Callable[..., object]](function: Function) -> Function:
     """Declare a function as a tool, described to the policy by its name, docstring and signature.
 
-    The policy sees the parameters before a ``*``, which have type hints. Those behind it are set by the pipeline's
-    ``tool_args`` or keep their defaults, but for `OF_THE_ROW`. It reads what the function returns, text as it is and
-    anything else as JSON, and what it raises. Calls come from several threads at once; the function may be async.
+    The policy sees the parameters before a ``*``, which have type hints. Parameters after it are set by the pipeline's
+    ``tool_args`` or keep their defaults, except `OF_THE_ROW`. It reads the returned value, text verbatim and anything
+    else as JSON, and errors. Calls come from several threads at once; the function may be async.
     """
     function.dagrl_tool = True  # type: ignore[attr-defined]
     return function
 
 
 class Tool:
-    """A tool as a rollout uses it."""
+    """A tool of a rollout."""
 
     def __init__(self, function: UserFunction, args: Mapping[str, object]) -> None:
-        """`args` are set by the pipeline. ValueError where function or arguments make no tool."""
+        """`args` are set by the pipeline. ValueError if function or arguments do not fit."""
         self.function = function
         self.name: str = function.__name__
         self._args = dict(args)
@@ -63,7 +63,7 @@ class Tool:
             self._arguments: TypeAdapter[dict[str, Any]] = TypeAdapter(_record(self.name, fields))
             parameters_schema = self._arguments.json_schema()
         except (PydanticUserError, NameError, TypeError) as error:
-            reason = str(error).splitlines()[0].partition(". Set ")[0]  # what to set is nothing of the user's
+            reason = str(error).splitlines()[0].partition(". Set ")[0]  # the value is not set by the user
             raise ValueError(
                 f"the tool {name_of(function)} has type hints that JSON cannot express: {reason}; change them"
             ) from error
@@ -97,7 +97,7 @@ class Tool:
 
 
 def load_tool(place: str, args: Mapping[str, object], folder: Path | None = None) -> Tool:
-    """The tool that a pipeline names: one of `BUILT_IN`, or ``module:function``. ValueError where there is none."""
+    """The tool that a pipeline names: one of `BUILT_IN`, or ``module:function``. ValueError if it does not exist."""
     if ":" not in place:
         if place not in BUILT_IN:
             message = f"there is no tool `{place}` (your own is written `module:function`); {suggest(place, BUILT_IN)}"
@@ -119,8 +119,8 @@ def check_tool(function: UserFunction, place: str, args: Mapping[str, object]) -
 
 
 def offered[Item](tools: Mapping[str, Item], extra_info: object) -> dict[str, Item]:
-    """The tools of a row: those that its ``extra_info.tools`` names, or all."""
-    # A file may hold text there, or anything else.
+    """The tools of a row: the names in its ``extra_info.tools``, or all tools."""
+    # A file may hold text in this field, or anything else.
     named = extra_info.get("tools") if isinstance(extra_info, Mapping) else None
     return {name: item for name, item in tools.items() if not isinstance(named, list) or name in named}
 
@@ -131,7 +131,7 @@ def tool_name(place: str) -> str:
 
 
 def _record(name: str, fields: dict[str, Any]) -> Any:
-    """A dictionary of these fields as a type, without any others."""
+    """A dictionary type with exactly these fields."""
     record = TypedDict(name, fields)  # type: ignore[misc]  # of fields that are known only now
     record.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
     return record
@@ -148,7 +148,7 @@ def _check_parameters(
             if parameter.default is parameter.empty and parameter.name not in (*args, OF_THE_ROW):
                 raise ValueError(f"the tool {name} wants {parameter.name!r}, behind its `*`; set it in `tool_args`")
         elif parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
-            raise ValueError(f"the tool {name} takes {parameter.name!r} not by name; a policy names what it gives")
+            raise ValueError(f"the tool {name} takes {parameter.name!r} not by name; a policy passes arguments by name")
         elif parameter.annotation is parameter.empty:
             raise ValueError(f"the tool {name} does not say what {parameter.name!r} is; give it a type hint")
     settable = [
@@ -163,7 +163,7 @@ def _check_parameters(
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema without the titles that say names once more, and without what chat templates have no use for."""
+    """A schema without titles that repeat names, and without keys that chat templates do not use."""
     properties = {
         name: {key: value for key, value in each.items() if key != "title"}
         for name, each in schema.get("properties", {}).items()

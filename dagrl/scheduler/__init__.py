@@ -1,1 +1,1 @@
-"""The plan of a run, and the state machine that decides what may run when (`scheduler`)."""
+"""The plan of a run, and the state machine that schedules it (`scheduler`)."""

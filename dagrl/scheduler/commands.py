@@ -77,7 +77,7 @@ OnEngine = Run | Sync | Restart | Save
 
 @dataclass(frozen=True, slots=True)
 class ShardDone:
-    """A rollout has finished one shard and continues with the others."""
+    """A rollout finished one shard and continues with the others."""
 
     step: int
     task: str
@@ -87,10 +87,9 @@ class ShardDone:
 
 @dataclass(frozen=True, slots=True)
 class CommandDone:
-    """A command has ended without a failure.
+    """A command ended without a failure.
 
-    After a `Save` the state may still be on its way to the disk. After a `Restart` the executor is awake and may lack
-    weights.
+    After a `Save` the state may not yet be on the disk. After a `Restart` the executor is awake and may lack weights.
     """
 
     command: Command
@@ -98,14 +97,14 @@ class CommandDone:
 
 @dataclass(frozen=True, slots=True)
 class BatchShort:
-    """A filter's run has ended, and too few groups have passed: its step needs another round."""
+    """A filter's run ended, and too few groups passed: its step needs another round."""
 
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """`executor`, which is not trained, has lost workers, and with them its weights.
+    """`executor`, which is not trained, lost workers, and with them its weights.
 
     All commands on it have ended and report nothing else. Finished shards of its runs stay done; the others run again.
     """
@@ -115,12 +114,12 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The user has requested a stop at the next step boundary."""
+    """The user requested a stop at the next step boundary."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastStep:
-    """The source has read the last prompts in `step`, which is the run's last step."""
+    """The source read the last prompts in `step`, which is the run's last step."""
 
     step: int
 

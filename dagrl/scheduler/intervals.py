@@ -16,9 +16,9 @@ class Interval(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """A bar of the timeline: what a worker runs from `start` to `end`, in seconds.
+    """A bar of the timeline: an activity of a worker from `start` to `end`.
 
-    They count from the epoch in a run, and from the begin of the first step in a simulation.
+    Times are in seconds, since the epoch in a run, and since the start of the first step in a simulation.
     """
 
     name: str
@@ -27,10 +27,10 @@ class Activity(NamedTuple):
     """The op, or the name."""
     start: float
     end: float
-    """In a simulation, each shard of a run that streams has the time from the end of the one before it."""
+    """In a simulation, each shard of a streaming run starts at the end of the previous one."""
     step: int
     shard: int | None
-    """None: the whole batch, or no rows at all."""
+    """None: the whole batch, or no rows."""
     group: str
     """``host`` for tasks without an engine."""
     worker: WorkerId
@@ -49,7 +49,7 @@ class _Span(Protocol):
 
 
 def busy_seconds(spans: Iterable[_Span]) -> float:
-    """Length of the time that at least one of the spans covers."""
+    """Total time that is covered by at least one span."""
     total, covered = 0.0, float("-inf")
     for span in sorted(spans, key=lambda span: span.start):
         total += max(0.0, span.end - max(span.start, covered))

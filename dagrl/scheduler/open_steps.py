@@ -1,4 +1,4 @@
-"""The open steps: which one opens next, what is done in each, and when a step is saved and committed."""
+"""The open steps: the next one, the progress of each, and the times of saves and commits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagrl.scheduler.task_state import OpenStep, TaskState, make_task_states
 
 
 class OpenSteps:
-    """A step opens once the step ``max_staleness + 1`` before it has nothing left to begin."""
+    """A step opens once all work of the step ``max_staleness + 1`` before it has begun."""
 
     def __init__(self, plan: Plan, first: int, dirty: DirtySet) -> None:
         """Executors with new work are marked as `dirty`."""
@@ -21,7 +21,7 @@ class OpenSteps:
         self.last = plan.steps
         self._plan, self._dirty = plan, dirty
         self._next = self._unfinished = first
-        """The step to open, and the oldest one with something left to begin."""
+        """The step to open, and the oldest step with work that has not begun."""
         self._open: dict[int, OpenStep] = {}
         self.tasks = make_task_states(plan, self._open)
         self.tasks_on = {
@@ -46,7 +46,7 @@ class OpenSteps:
         return opened is not None and not opened.left
 
     def is_all_for(self, executor: str, state: TaskState, step: int) -> bool:
-        """Whether this task of this step is all that is left for an executor in the open steps."""
+        """Whether this task of this step is an executor's only remaining work in the open steps."""
         return not any(
             own.has_left(other) and (own, other) != (state, step)
             for own in self.tasks_on[executor]
@@ -54,7 +54,7 @@ class OpenSteps:
         )
 
     def next_for(self, executor: str) -> int | None:
-        """The oldest step with something left for `executor`, or else the step to open."""
+        """The oldest step with work left for `executor`, or else the step to open."""
         states = self.tasks_on[executor]
         return next((step for step in self._open if any(state.has_left(step) for state in states)), self.next)
 
@@ -76,7 +76,7 @@ class OpenSteps:
         self._drop_after(step)
 
     def end_with(self, step: int) -> None:
-        """Make `step` the last one, and drop all steps after it, in which nothing has begun."""
+        """Make `step` the last one, and drop all steps after it, which have not begun."""
         self.last = min(self.last, step)
         self._drop_after(step)
 
@@ -85,7 +85,7 @@ class OpenSteps:
             del self._open[later]
 
     def begin_run(self, run: Run) -> None:
-        """`run` begins: tasks may be queued behind it on the same workers."""
+        """`run` begins: tasks may be queued after it on the same workers."""
         state = self.tasks[run.task]
         state.progress(run.step).start()
         self._supply(state.queued_readers, run.step, run.shards)
@@ -151,7 +151,7 @@ class OpenSteps:
 
 
 class CommitPolicy:
-    """Which saves and commits are due. The last step is saved, whether it is the plan's or the last one of a stop."""
+    """Tracks the saves and commits that are due. The last step is saved, at the end of the plan or of a stop."""
 
     def __init__(self, plan: Plan, first: int, steps: OpenSteps, versions: WeightVersions) -> None:
         self.next = first

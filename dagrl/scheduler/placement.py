@@ -1,4 +1,4 @@
-"""From a checked pipeline and its graph to a plan: engines to executors, nodes to tasks."""
+"""Makes the plan of a checked pipeline and its graph: engines become executors, nodes become tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VALIDATION_PREFIX = "val/"
 
 
 def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
-    """The plan of a pipeline that has passed its checks, without the nodes that the graph skips."""
+    """The plan of a checked pipeline, without the nodes that the graph skips."""
     graph, alone = graph.working, pipeline.run.only_validates
     tasks = [
         *(() if alone else _tasks(graph.training, pipeline, Rows.TRAIN)),
@@ -51,12 +51,13 @@ def make_plan(pipeline: Pipeline, graph: Graph) -> Plan:
 
 
 def _executors(pipeline: Pipeline, graph: Graph, only: Set[str] | None) -> dict[str, Executor]:
-    """All executors; with `only`, those of these engines, none of which is trained."""
+    """All executors; with `only`, the executors of these engines, none of which is trained."""
     trained = {node.spec.engine for node in graph.nodes.values() if node.contract.needs is Capability.TRAIN}  # type: ignore[union-attr]
     host = tuple(Coordinates(0, 0, rank, 0, primary=True) for rank in range(pipeline.run.host_workers))
     executors = {HOST: Executor(HOST, None, host)}
     for name, engine in pipeline.engines.items():
-        # An engine without a group is a copy on the ranks of another, or of another part of the pipeline.
+        # An engine without a group is a copy on the ranks of another engine, or belongs to another part of the
+        # pipeline.
         if engine.group is None or (only is not None and name not in only):
             continue
         group = pipeline.groups[engine.group]
@@ -77,7 +78,7 @@ def _executors(pipeline: Pipeline, graph: Graph, only: Set[str] | None) -> dict[
 
 
 def _used(tasks: Iterable[PlannedTask], pipeline: Pipeline) -> Set[str]:
-    """The engines of some tasks, those whose ranks they are on, and those that they take weights from."""
+    """The engines of some tasks, with the engines whose ranks or weights they use."""
     used = {name for task in tasks for name in (task.engine, task.executor) if name in pipeline.engines}
     return used | {source for name in used if (source := pipeline.engines[name].weights_from)}
 
@@ -91,7 +92,7 @@ def _tasks(graph: Graph, pipeline: Pipeline, rows: Rows) -> Iterable[PlannedTask
 
 
 def _is_kept(node: GraphNode, pipeline: Pipeline, rows: Rows) -> bool:
-    """Whether columns that no node reads are kept: they come back in a later step, or are recorded."""
+    """Whether unread columns are kept: they return in a later step, or are recorded."""
     if rows is not Rows.TRAIN:
         return False
     recorded = pipeline.run.recorded
@@ -100,7 +101,7 @@ def _is_kept(node: GraphNode, pipeline: Pipeline, rows: Rows) -> bool:
 
 
 def _metric_prefix(node: GraphNode, pipeline: Pipeline) -> str:
-    """Prefix of a node's metrics: several of one kind have metrics of the same names."""
+    """Prefix of a node's metrics, which distinguishes several nodes of one kind."""
     alike = [name for name, other in pipeline.nodes.items() if type(other) is type(node.spec)]
     named = isinstance(node.spec, TrainingNode | ValuesNode | RolloutNode) and node.name != (
         pipeline.leading_rollout if isinstance(node.spec, RolloutNode) else alike[0]

@@ -1,4 +1,4 @@
-"""The plan of a run: which executor does which task, on which ranks. `placement.py` makes it."""
+"""The plan of a run: tasks, their executors and ranks. `placement.py` makes it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class WorkerId(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> WorkerId:
-        """Read a worker in a file. Raises ValueError if it has another form."""
+        """Parse a worker's id. Raises ValueError for another form."""
         executor, _, rank = text.rpartition("/")
         return WorkerId(executor, int(rank))
 
 
 class Rows(Enum):
-    """Which batch of a step a task processes."""
+    """The batch of a step that a task processes."""
 
     TRAIN = "train"
     VALIDATION = "val"
@@ -47,16 +47,16 @@ class Executor:
     engines: tuple[str, ...] = ()
     """Engines on these ranks. The others are copies of the first one's start weights, or their moving average."""
     weights_from: str | None = None
-    """The executor whose weights it takes."""
+    """The executor whose weights it receives."""
     trained: bool = False
     restored: bool = False
-    """Whether it takes its weights from a checkpoint: it is trained, or was."""
+    """Whether it loads its weights from a checkpoint: it is trained, or was."""
     on_gpus: bool = False
     sleeps: bool = False
     """Whether it is offloaded while another executor of its group works."""
     are_servers: bool = False
-    """Whether its replicas are servers: they size their caches by the memory that is free when they start, and only
-    primary ranks get rows.
+    """Whether its replicas are servers: they size their caches by the free memory at their start, and only primary
+    ranks get rows.
     """
 
     @property
@@ -69,14 +69,14 @@ class Executor:
         return 1 + max(place.dp for place in self.places)
 
     def ranks_lost_with(self, rank: int) -> list[int]:
-        """The ranks that are of no use without `rank`, including it: those of the same server."""
+        """The ranks that cannot work without `rank`, including it: the ranks of its server."""
         lost = self.places[rank]
         return [other for other, place in enumerate(self.places) if place.dp == lost.dp] if self.are_servers else [rank]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTask:
-    """A node as it runs in one step, on the training or the validation batch."""
+    """A node in one step, on the training or the validation batch."""
 
     name: str
     """The node's name; ``val/`` before it on the validation batch."""
@@ -87,9 +87,9 @@ class PlannedTask:
     rows: Rows
     engine: str | None = None
     inputs: dict[str, tuple[str, str]] = field(default_factory=dict, hash=False)
-    """Column as the op calls it -> (task that wrote it, column as the pipeline calls it)."""
+    """The op's name of a column -> (task that wrote it, the pipeline's name of the column)."""
     outputs: dict[str, str] = field(default_factory=dict, hash=False)
-    """Column as the op calls it -> column as the pipeline calls it."""
+    """The op's name of a column -> the pipeline's name of the column."""
     streams: bool = False
     """Whether one run takes all shards and finishes them one by one."""
     trains: bool = False
@@ -97,20 +97,20 @@ class PlannedTask:
     frozen: bool = False
     """Whether it uses frozen start weights."""
     averaged: bool = False
-    """Whether it uses the moving average of the weights, which changes with them."""
+    """Whether it uses the moving average of the weights."""
     pieces: tuple[tuple[int, ...], ...] = ()
-    """For a batch task that runs in pieces: the shards of each piece, in order. Empty: one piece with all shards. After
-    the first piece of an update, no other task may need the old weights."""
+    """For a batch task that runs in pieces: the shards of each piece, in order. Empty: one piece with all shards. No
+    other task may need the old weights after the first piece of an update."""
     in_rounds: bool = False
-    """Whether it is the filter, or before it: it runs once per round, until the batch is full."""
+    """Whether it is the filter, or before it, and runs once per round, until the batch is full."""
     selects: bool = False
     """Whether it is the filter, which selects the groups of the batch. Readers outside the rounds wait for it."""
     replays: bool = False
     """Whether it is the buffer, which adds groups of earlier steps to the batch. Its runs are in the order of steps."""
     in_order: bool = False
-    """Whether it has state that each step continues, so that its runs are in the order of steps."""
+    """Whether its state is passed from step to step, so that its runs are in the order of steps."""
     sampled_by: str | None = None
-    """The rollout node whose responses it processes; None before any."""
+    """The rollout node whose responses it processes; None before the first rollout."""
     whole_groups: bool = False
     """Whether all rows of a group go to the same rank."""
     metric_prefix: str = ""
@@ -128,7 +128,7 @@ class Plan:
 
     executors: dict[str, Executor]
     tasks: tuple[PlannedTask, ...]
-    """In topological order, with those of validation."""
+    """Tasks in topological order, including validation."""
     shards: int
     steps: int
     samples_per_prompt: int = 1
@@ -137,12 +137,12 @@ class Plan:
     """Rows per group in the validation batch."""
     max_staleness: int = 0
     in_flight: bool = False
-    """Whether a generator may get new weights while it samples."""
+    """Whether a generator may receive new weights while it samples."""
     save_every: int | None = None
     validate_every: int | None = None
     validate_first: bool = False
     only_validates: bool = False
-    """Whether it has no task of training, and one step, the last: the validation of that step's weights."""
+    """Whether it only validates the weights of its single, last step."""
     expected_rounds: int = 1
     """Expected rounds per step, for estimates."""
 
@@ -158,9 +158,9 @@ class Plan:
         return self.samples_per_prompt if rows is Rows.TRAIN else self.val_samples_per_prompt
 
     def waits_for(self, task: PlannedTask) -> tuple[str, ...]:
-        """Tasks that must be done before `task`. After a filter, it stands for all tasks in rounds.
+        """Tasks that must be done before `task`. After the filter, all tasks in rounds are represented by it.
 
-        An update waits for what uses the moving average of its weights, which it would change.
+        An update waits for users of the moving average, which it changes.
         """
         needs = task.needs
         if task.trains:
@@ -173,7 +173,7 @@ class Plan:
         return (chooser, *(need for need in needs if need not in in_rounds))
 
     def rounds_of(self, task: PlannedTask) -> int:
-        """How often `task` runs in a step, for estimates."""
+        """Expected runs of `task` in a step, for estimates."""
         return self.expected_rounds if task.in_rounds else 1
 
     def generates(self, executor: str) -> bool:
@@ -189,8 +189,8 @@ class Plan:
     def queues(self, executor: str) -> bool:
         """Whether a run may be queued behind another one on the same workers.
 
-        Not on CPU workers, which take single tasks; nor where lost workers restart, as the second run would wait for
-        the first one, and that for it; nor if another executor of the group could run between the two.
+        This excludes CPU workers, which take single tasks; nor where lost workers restart, because the two runs would
+        wait for each other; nor if another executor of the group could run between the two.
         """
         mine = self.executors[executor]
         if executor == HOST or mine.weights_from or self.generates(executor) or self.restarts(executor):
@@ -199,8 +199,8 @@ class Plan:
         return all(other.sleeps for other in others)
 
     def outputs_are_predictable(self, task: PlannedTask) -> bool:
-        """Whether runs queued behind `task` may read its outputs: it is known which rank will store which rows, and if
-        these workers are lost, the whole run restarts.
+        """Whether runs queued behind `task` may read its outputs: the ranks of its rows are known in advance, and the
+        whole run restarts if these workers are lost.
         """
         own = self.executors[task.executor].trained and self.queues(task.executor)
         return own and not task.trains and not task.in_rounds

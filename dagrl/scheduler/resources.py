@@ -1,4 +1,4 @@
-"""Tracks which executors are busy, and where something has changed."""
+"""Tracks busy executors, and executors whose state has changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dagrl.scheduler.plan import HOST, Plan
 
 
 class DirtySet:
-    """The executors that may be able to begin something new.
+    """The executors that may be able to begin a command.
 
     Executors that share devices or weights form a set: a change of one may unlock another one.
     """
@@ -69,7 +69,7 @@ class ResourceTracker:
         return tuple(self._running[executor])
 
     def free(self, *executors: str) -> bool:
-        """Whether each of these may begin something."""
+        """Whether each of these executors may begin a command."""
         for name in executors:
             if len(self._running[name]) >= self._capacity[name]:
                 return False
@@ -86,7 +86,7 @@ class ResourceTracker:
         return None
 
     def incoming_sync(self, executor: str) -> Sync | None:
-        """The sync to `executor`, if a rollout may be queued behind it: nothing else runs in its group."""
+        """The sync to `executor`, if a rollout may be queued behind it because nothing else runs in its group."""
         match self.running(executor):
             case [Sync(_, follower, _, _) as sync] if follower == executor:
                 group = self._group_of[executor]

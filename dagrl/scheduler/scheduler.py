@@ -6,17 +6,17 @@ order of work, and the rules of weights and of lost workers. Besides:
 
 - A source runs when earlier steps have read their prompts; sources run before other tasks, as generators may wait for
   them; then tasks by step, engines before CPU workers.
-- Work is queued on a busy worker only if it is certain to come next, which saves a round trip through the driver. Never
-  if another executor could need the devices, or older weights, in the meantime.
+- Work is queued on a busy worker only if it is certain to come next, which saves a round trip through the driver. It is
+  not queued if another executor could need the devices, or older weights, in the meantime.
 - An engine that was offloaded, and takes its weights from another one, has none.
-- `time_sharing` tells what must move before an executor of a group with sleepers may work. A step never offloads an
-  executor with work of an older step.
+- `time_sharing` gives the moves that an executor of a group with sleepers needs before it works. A step never offloads
+  an executor with work of an older step.
 - A step that is saved saves each trained executor right after its training.
 - After `LastStep` later steps do not start, and that step is saved.
 - After `StopRequested` the oldest uncommitted step is finished, saved and committed; nothing else starts.
 
-The cost of an event depends on what it may unlock, not on the number of open steps or shards: only dirty executors are
-checked, and of each task only the oldest step with work.
+The cost of an event depends on the commands that it may unlock, not on the number of open steps or shards: only dirty
+executors are checked, and for each task only its oldest step with work.
 
 `dagrl.orchestrator.driver` executes the commands and reports the events.
 """
@@ -54,7 +54,7 @@ from dagrl.scheduler.time_sharing import TimeSharing
 
 
 class Scheduler:
-    """Decides event by event. `first_step`: 1, or the step after a checkpoint."""
+    """Schedules event by event. `first_step`: 1, or the step after a checkpoint."""
 
     def __init__(self, plan: Plan, first_step: int = 1) -> None:
         self.plan = plan
@@ -85,7 +85,7 @@ class Scheduler:
 
     @property
     def last_step(self) -> int:
-        """The last step of the run: the plan's, or the one that `LastStep` has named."""
+        """The last step of the run: the plan's, or the step of `LastStep`."""
         return self._steps.last
 
     @property
@@ -97,7 +97,7 @@ class Scheduler:
         return self._versions.held(executor)
 
     def residency(self, executor: str) -> Residency:
-        """Contents of device memory of `executor`; while it moves, those before the move."""
+        """Contents of device memory of `executor`; during a move, the contents before it."""
         return self._sharing.residency(executor)
 
     def workers_of(self, command: Command) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class Scheduler:
         return self._decide()
 
     def handle(self, *events: Event) -> list[Command]:
-        """Handle `events`, in the order in which they happened; returns what may start now."""
+        """Handle `events`, in the order in which they happened; returns the commands that may start."""
         for event in events:
             self._note(event)
         return self._decide()
@@ -229,7 +229,7 @@ class Scheduler:
             yield command
 
     def _due(self, step: int, state: TaskState) -> Run | Sync | Restart | None:
-        """The next command for a task: its run, or what must come before it. None if it must wait."""
+        """The next command for a task: its run, or a command that must precede it. None if it must wait."""
         task, executor = state.task, state.executor
         if not self._in_turn(step, state):
             return None
@@ -248,7 +248,8 @@ class Scheduler:
     def _may_queue(self, step: int, state: TaskState) -> bool:
         """Whether a task may be queued on busy workers.
 
-        A rollout behind its weights; another task behind a run of the same step, unless a sync from there is wanted.
+        A rollout may be queued behind its weights; another task behind a run of the same step, unless a sync from that
+        executor is due.
         """
         name = state.executor.name
         if state.task.generates:
@@ -259,12 +260,12 @@ class Scheduler:
         return follows_it and not self._syncs.is_wanted_of(name)
 
     def _sync_behind_update(self, step: int, state: TaskState) -> Sync | None:
-        """A sync queued behind the update that makes the weights, if the task's executor is idle until then."""
+        """A sync queued behind the update that computes the weights, if the task's executor is idle until then."""
         idle = self._steps.is_all_for(state.executor.name, state, step)
         return self._syncs.behind_update(step, state.task) if idle else None
 
     def _in_turn(self, step: int, state: TaskState) -> bool:
-        """Whether the order of steps allows a task: sources and buffers have one, and so do trained weights."""
+        """Whether the order of steps allows a task: it restricts sources, buffers and trained weights."""
         if state.in_order:
             return state.oldest_undone == step
         if state.task.trains and step - 1 in self._steps:

@@ -1,4 +1,4 @@
-"""Weight versions, and the syncs that a task needs or that are worth the time. Version v is the policy after step v."""
+"""Weight versions, and the syncs that are necessary or useful. Version v is the policy after step v."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WeightVersions:
             name: None if executor.weights_from else first_step - 1 for name, executor in plan.executors.items()
         }
         self._training: dict[str, tuple[int, str]] = {}
-        """Executor -> step and task of an update that is running, or has more pieces."""
+        """Executor -> step and task of an update that is running or incomplete."""
         self._promised: dict[str, int] = {}
         """Executor -> its version after the last piece of an update, once that piece has begun."""
 
@@ -38,7 +38,7 @@ class WeightVersions:
         self._held[follower] = version
 
     def promised(self, source: str) -> int:
-        """The version of a trained executor after everything that runs on it."""
+        """The version of a trained executor after all its running commands."""
         return self._promised.get(source, self.newest(source))
 
     def begin_training(self, step: int, task: PlannedTask, *, ends: bool) -> None:
@@ -90,7 +90,7 @@ class SyncPolicy:
         return held is None or held < self.versions.wanted(step, task)
 
     def needed(self, step: int, task: PlannedTask) -> Sync | Restart | None:
-        """The command that gives a task the weights that it lacks. None if that must wait."""
+        """The command that brings the missing weights of a task. None if it must wait."""
         follower, source = task.executor, self._source_of(task.executor)
         if self.versions.newest(source) < self.versions.wanted(step, task):
             return None
@@ -100,7 +100,7 @@ class SyncPolicy:
         return self._sync(step, follower, source)
 
     def behind_update(self, step: int, task: PlannedTask) -> Sync | None:
-        """A sync of the weights that a running update makes, queued behind it. Only if nothing has to move for it."""
+        """A sync of the weights that a running update computes, queued behind it, if it needs no moves."""
         follower, source = task.executor, self._source_of(task.executor)
         version = self.versions.promised(source)
         if version < self.versions.wanted(step, task) or version == self.versions.newest(source):
@@ -110,14 +110,14 @@ class SyncPolicy:
         return sync if possible and not self.sharing.before(sync) else None
 
     def worthwhile(self, step: int, follower: str) -> Sync | None:
-        """A sync of weights that are newer than necessary, if nothing has to move for it."""
+        """A sync of weights that are newer than necessary, if it needs no moves."""
         source, held = self._source_of(follower), self.versions.held(follower)
         assert held is not None, f"{follower} lacks weights"
         sync = self._sync(step, follower, source) if held < self.versions.newest(source) else None
         return None if sync is None or self.sharing.before(sync) else sync
 
     def is_wanted_of(self, source: str) -> bool:
-        """Whether a follower of `source` lacks its newest weights, and nothing has to move for the sync."""
+        """Whether a follower of `source` lacks its newest weights, and the sync needs no moves."""
         newest = self.versions.held(source)
         return newest is not None and any(
             executor.weights_from == source

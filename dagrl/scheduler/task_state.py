@@ -1,6 +1,6 @@
-"""The state of a task: its progress in each open step, where it is ready, and which tasks wait for it.
+"""The state of a task: its progress in each open step, its ready steps, and the tasks that wait for it.
 
-The cost of each update depends on its shards, not on how many others there are.
+The cost of an update depends on its shards, not on the number of others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Progress:
         self._done = bytearray(shards)
 
     def finish(self, shards: Iterable[int]) -> list[int]:
-        """Mark `shards` as done; returns those that were not before."""
+        """Mark `shards` as done; returns the newly done ones."""
         done = self._done
         new = [shard for shard in shards if not done[shard]]
         for shard in new:
@@ -47,7 +47,7 @@ class ShardByShard(_Progress):
         self._to_start = shards
         self._together = together
         self._waiting: list[int] = [] if needs else list(range(shards))
-        """Heap of the ready shards that were not started."""
+        """Heap of the ready shards that have not started."""
 
     @property
     def ready(self) -> bool:
@@ -60,7 +60,7 @@ class ShardByShard(_Progress):
 
     @property
     def takes_rest(self) -> bool:
-        """Whether no shard is left after `next`, or none that could run together with them."""
+        """Whether no shards remain after `next` that could run together with them."""
         return (len(self._waiting) if self._together else 1) == self._to_start
 
     def start(self) -> None:
@@ -71,7 +71,7 @@ class ShardByShard(_Progress):
             heappop(self._waiting)
 
     def supply(self, shards: Iterable[int]) -> None:
-        """One of the tasks that this one needs has finished `shards`."""
+        """One of this task's inputs has finished `shards`."""
         lacking = self._lacking
         for shard in shards:
             lacking[shard] -= 1
@@ -79,7 +79,7 @@ class ShardByShard(_Progress):
                 heappush(self._waiting, shard)
 
     def give_back(self, shards: Iterable[int]) -> None:
-        """A run of `shards` has failed: those that are not done must be started again."""
+        """A run of `shards` has failed: unfinished ones must start again."""
         for shard in shards:
             if not self._done[shard]:
                 self._to_start += 1
@@ -104,7 +104,7 @@ class PieceByPiece(_Progress):
 
     @property
     def ready(self) -> bool:
-        """Whether the next piece has all inputs and the one before has ended."""
+        """Whether the next piece has all inputs and the previous one has ended."""
         return not self._running and self._piece < len(self._pieces) and not self._lacking[self._piece]
 
     @property
@@ -139,10 +139,10 @@ TaskProgress = ShardByShard | PieceByPiece
 
 
 class ShardOrder:
-    """In which order one task processes the shards of a step."""
+    """The order in which a task processes the shards of a step."""
 
     def __init__(self, task: PlannedTask, shards: int, needs: int) -> None:
-        """`needs`: how many tasks it waits for."""
+        """`needs`: the number of tasks that it waits for."""
         self._shards, self._needs = shards, needs
         # An engine runs one task at a time, and each run has a cost: a call to every rank, swapping weights.
         # CPU workers process shards in parallel.
@@ -173,7 +173,7 @@ class OpenStep:
     left: int
     """Tasks that are not done."""
     ending: int = 0
-    """Runs among them that only wait for themselves: updates whose last piece is running."""
+    """Runs among these that need no further command: updates whose last piece is running."""
     round: int = 0
     """Dynamic-sampling round."""
 
@@ -188,7 +188,7 @@ class TaskState:
         self.task, self.executor, self.place, self.order = task, executor, place, order
         self.is_source = not task.inputs
         self.in_order = self.is_source or task.replays or task.in_order
-        """Whether it runs in one step after the other, however far ahead the others are."""
+        """Whether it runs in the order of steps, even if other tasks are further ahead."""
         self.readers: list[TaskState] = []
         """Tasks that wait until this one is done."""
         self.queued_readers: list[TaskState] = []
@@ -196,11 +196,11 @@ class TaskState:
         self.needs_sources_only = False
         """Whether the task waits for sources alone."""
         self.ends: list[TaskState] = [self] if self.in_order and not task.in_rounds else []
-        """Tasks in order whose step ends when this task is done."""
+        """Ordered tasks whose step ends when this task is done."""
         self._open = open_steps
         self._undone: deque[int] = deque()
         self._ready: list[int] = []
-        """Heap of steps. Some may no longer be ready."""
+        """Heap of steps, some of which may no longer be ready."""
         self._in_heap: set[int] = set()
 
     def enter(self, step: int) -> None:
@@ -209,10 +209,10 @@ class TaskState:
             self._undone.append(step)
 
     def leave(self, step: int) -> None:
-        """The task is done in `step`: tasks in order that wait for it continue with the next step."""
+        """The task is done in `step`: ordered tasks that wait for it continue with the next step."""
         for state in self.ends:
             first = state._undone.popleft()
-            assert first == step, f"{state.task.name} of {step} is done before that of {first}"
+            assert first == step, f"{state.task.name} of {step} is done before the one of {first}"
 
     @property
     def oldest_undone(self) -> int:
@@ -277,6 +277,6 @@ def make_task_states(plan: Plan, open_steps: Mapping[int, OpenStep]) -> dict[str
             (need.queued_readers if queued else need.readers).append(state)
         state.needs_sources_only = all(need.is_source for need in needs)
         if state.task.selects:
-            # Only the filter determines where in the data set the next step begins.
+            # The filter alone determines the position in the data set at which the next step begins.
             state.ends += [source for source in states.values() if source.is_source and source.task.in_rounds]
     return states

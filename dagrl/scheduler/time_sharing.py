@@ -1,11 +1,11 @@
 """Time sharing: colocated executors take turns in their devices' memory.
 
 - An executor that works is awake, and the other sleepers of its group are asleep.
-- A sync within a group needs both ends with weights alone: neither is awake beside the weights of the other. A sync
-  between groups needs the weights of both ends, and an end that is awake stays so.
-- First executors that hold too much are offloaded, then others are onloaded.
+- A sync within a group needs both ends with weights alone: neither may be awake beside the weights of the other. A sync
+  between groups needs the weights of both ends, and an awake end stays awake.
+- First, executors that hold too much are offloaded; then others are onloaded.
 
-Executors that never sleep are always awake, and not in the way. The scheduler decides when.
+Executors that never sleep are always awake, and do not restrict others. The scheduler decides when.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dagrl.scheduler.commands import OnEngine, Restart, Run, Save, Sleep, Sync, 
 from dagrl.scheduler.plan import Executor, Plan
 
 _Bounds = tuple[Residency, Residency]
-"""The least and the most that an executor may hold."""
+"""The lowest and the highest residency of an executor."""
 _OFFLOADED: _Bounds = (Residency.ASLEEP, Residency.ASLEEP)
 _WEIGHTS_ALONE: _Bounds = (Residency.WEIGHTS, Residency.WEIGHTS)
 _WEIGHTS_AT_LEAST: _Bounds = (Residency.WEIGHTS, Residency.AWAKE)
@@ -23,7 +23,7 @@ _AWAKE: _Bounds = (Residency.AWAKE, Residency.AWAKE)
 
 
 class TimeSharing:
-    """The residency of each executor, beginning with what the start leaves."""
+    """The residency of each executor, first as the start leaves it."""
 
     def __init__(self, plan: Plan) -> None:
         self._executors = plan.executors
@@ -47,7 +47,9 @@ class TimeSharing:
         self._residency[executor] = residency
 
     def before(self, command: OnEngine) -> list[Sleep] | list[Wake]:
-        """The moves that `command` needs before it begins, all at once; empty if it may begin. Ask again afterwards."""
+        """The moves that `command` needs before it begins, all at once; empty if it may begin. Must be called again
+        after the moves.
+        """
         now, needs = self._residency, self._needs(command)
         down = [Sleep(command.step, name, most) for name, (_, most) in needs.items() if now[name] > most]
         return down or [Wake(command.step, name, least) for name, (least, _) in needs.items() if now[name] < least]
@@ -106,5 +108,5 @@ def start_chains(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def residency_after_start(executor: Executor, chain: tuple[str, ...]) -> Residency:
-    """Contents of an executor's device memory after its start: sleepers make room for those that start later."""
+    """Contents of an executor's device memory after its start: sleepers make room for executors that start later."""
     return Residency.ASLEEP if executor.sleeps and executor.name != chain[-1] else Residency.AWAKE

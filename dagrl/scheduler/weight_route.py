@@ -1,4 +1,4 @@
-"""The route of new weights from a trained engine to one that takes them, and the order in which ranks take them."""
+"""The route of new weights from a trained engine to a receiving one, and the order of the receiving ranks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dagrl.config.schema.engine import Transport
 
 @dataclass(frozen=True, slots=True)
 class WeightRoute:
-    """How one engine gets its weights."""
+    """The route of the weights of one engine."""
 
     way: Transport
     """``cuda_ipc`` goes through the host's memory on CPUs."""
     bucket_bytes: int
     """Size of a bucket, unless one tensor is larger."""
     passes: int
-    """2 where everything is sent once more, to be compared."""
+    """2 if everything is sent again for comparison."""
     waves: tuple[tuple[int, ...], ...]
-    """Ranks of the group that take weights together, wave after wave."""
+    """Waves of ranks of the group that receive weights together."""
     keep_buffers: bool = False
-    """Whether receivers keep the memory of their buckets between updates, as they have the devices to themselves."""
+    """Whether receivers keep the memory of their buckets between updates, because no other engine uses the devices."""
     fp8: Fp8Weights | None = None
     """Weights that the sender quantises."""
 
@@ -51,7 +51,7 @@ def weight_route(pipeline: Pipeline, follower: str) -> WeightRoute:
 
 
 def _waves(layout: Sequence[Coordinates]) -> tuple[tuple[int, ...], ...]:
-    """Ranks by pipeline stage: a server passes an update on to a stage after the one before has taken it."""
+    """Ranks by pipeline stage: a server passes an update to a stage after the previous stage has received it."""
     stages = sorted({place.pp for place in layout})
     return tuple(tuple(rank for rank, place in enumerate(layout) if place.pp == stage) for stage in stages)
 

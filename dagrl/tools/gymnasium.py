@@ -31,11 +31,11 @@ class Game:
     ) -> None:
         """Make the environment `id` with these `options`.
 
-        `show` and `read` are functions, ``module:function``: from an observation and the environment to text, and from
-        a response and the environment to an action, with ValueError for a response without one. By default an
-        observation is what the environment draws (``options: {render_mode: ansi}``), or its value. An action is the
-        last number of a response (discrete spaces), the response (text), or the response as JSON. One that cannot be
-        read is answered with the error, and the reward `invalid_reward`.
+        `show` and `read` are functions, ``module:function``: `show` maps an observation and the environment to text,
+        `read` a response and the environment to an action, with ValueError for a response without an action. By default
+        an observation is the environment's rendering (``options: {render_mode: ansi}``), or its value. An action is the
+        last number of a response (discrete spaces), the response (text), or the response as JSON. An unreadable action
+        is answered with the error and the reward `invalid_reward`.
         """
         import gymnasium
 
@@ -45,7 +45,7 @@ class Game:
         self._invalid_reward = invalid_reward
 
     def reset(self, extra_info: Mapping[str, Any]) -> str:
-        """Start the episode; returns its first observation as text, which belongs into the prompt."""
+        """Start the episode; returns its first observation as text, which belongs in the prompt."""
         observation, _ = self._environment.reset(seed=extra_info.get("seed", 0))
         return self._show(observation, self._environment)
 
@@ -70,7 +70,7 @@ def shown(observation: Any, environment: Env[Any, Any]) -> str:
 
 
 def read_action(response: str, environment: Env[Any, Any]) -> Any:
-    """The action of a response, by the kind of the action space. Raises ValueError if there is none."""
+    """The action of a response, by the kind of the action space. Raises ValueError without an action."""
     from gymnasium import spaces
 
     space: Space[Any] = environment.action_space

@@ -24,19 +24,20 @@ from dagrl.redact import hiding
 
 _START_S, _PING_S, _LAST_LINE_S = 60.0, 5.0, 1.0
 _MOST_TEXT = 1 << 20
-"""Characters of an answer that are kept, half of them at each end: a server may send any number, and all of them would
-be tokenised before they are cut."""
+"""Most characters kept of an answer, half at each end: a server may send any number, and all would be tokenised before
+the cut."""
 _MOST_SENT, _MOST_LOGGED = 16 << 20, 1 << 20
 """Bytes of a message of a server, and of its standard error in the worker's log."""
 _MOST_DESCRIBED, _DEEPEST = 1 << 18, 32
-"""Characters that describe the tools of a server, all of which stand in each prompt, and levels of a description."""
+"""Most characters of the descriptions of a server's tools, which are part of each prompt, and levels of a
+description."""
 _MOST_TOOLS = 10_000
 _NAME = re.compile(r"[\w./:-]{1,128}")
 _RELAY = Path(__file__).with_name("mcp_relay.py")
 
 
 class McpServer:
-    """A connection to one server, opened again after a call that has found it lost. Thread-safe."""
+    """A connection to one server, reopened after a call found it lost. Thread-safe."""
 
     def __init__(self, name: str, spec: McpServerSpec, folder: Path | None, timeout_s: float = _START_S) -> None:
         """Nothing is started before the first use. Commands run in `folder`. A call takes at most `timeout_s`."""
@@ -50,7 +51,7 @@ class McpServer:
         self._connection: Future[None] | None = None
 
     def tools(self) -> list[McpTool]:
-        """The server's tools, or those that the pipeline names. Raises ToolUnavailableError."""
+        """The server's tools, or the ones that the pipeline names. Raises ToolUnavailableError."""
         try:
             listed = self._listed()
         except ToolUnavailableError:
@@ -107,7 +108,7 @@ class McpServer:
         return ToolUnavailableError(bounded(in_one_line(f"the MCP server `{self._name}` {why}")))
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of a call, as the protocol has it. Raises ToolUnavailableError if the server cannot be reached."""
+        """The result of a call in the protocol's format. Raises ToolUnavailableError for an unreachable server."""
         return self._run("call_tool", name, dict(arguments), timeout_s=self._timeout_s)
 
     def _run(self, method: str, *arguments: Any, timeout_s: float) -> dict[str, Any]:
@@ -123,7 +124,7 @@ class McpServer:
         except Exception:
             self._leave_if_lost(session)
             raise
-        # By the protocol's own names, which all versions of the client write.
+        # With the protocol's names, which all versions of the client write.
         return answer.model_dump(by_alias=True, mode="json")
 
     def _leave_if_lost(self, session: Any) -> None:
@@ -137,7 +138,7 @@ class McpServer:
                 self._connection.cancel()
 
     def _connected(self) -> tuple[Any, asyncio.Future[None]]:
-        """The session, and a future that is done when the session has ended."""
+        """The session, and a future that completes when the session ends."""
         with self._lock:
             if self._connection is None or self._connection.done():
                 ready: Future[tuple[Any, asyncio.Future[None]]] = Future()
@@ -146,7 +147,7 @@ class McpServer:
                     self._session = ready.result(_START_S)
                 except Exception as error:
                     self._connection.cancel()
-                    # The library wraps what went wrong in groups of any depth.
+                    # The library wraps errors in exception groups of any depth.
                     raise ToolUnavailableError(
                         f"the MCP server `{self._name}` does not start or cannot be reached: {self._cause(error)}"
                     ) from error
@@ -159,7 +160,7 @@ class McpServer:
 
         class Session(ClientSession):
             async def _validate_tool_result(self, *arguments: Any) -> None:
-                """Do not hold answers against the server's schema, whose patterns can take any time."""
+                """Do not validate answers against the server's schema, whose patterns can take any time."""
 
         ended: asyncio.Future[None] = self._loop.create_future()
         try:
@@ -199,7 +200,7 @@ class McpServer:
 
     @contextlib.asynccontextmanager
     async def _logged(self, opened: Callable[[TextIO], Any]) -> AsyncIterator[Any]:
-        """Enter a server that is opened with a file for its standard error, of which the log keeps the beginning."""
+        """Context of a server whose standard error goes to a file; the log keeps its beginning."""
         written, log = os.pipe()
         self._logging = threading.Thread(target=self._log, args=(written,), name=f"log of {self._name}", daemon=True)
         self._logging.start()
@@ -218,7 +219,7 @@ class McpServer:
                 self._last_line = "".join(end.decode(errors="replace").strip().splitlines()[-1:])
 
     def _cause(self, error: BaseException) -> str:
-        """Why the server cannot be used: the client's error, and the last line that the server has written."""
+        """The reason why the server cannot be used: the client's error, and the server's last line of output."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if self._logging.is_alive():
@@ -237,7 +238,7 @@ async def _answer(session: Any, call: Coroutine[Any, Any, Any], ended: asyncio.F
                 return asked.result()
             if ended.done():
                 raise ConnectionError("the server has ended")
-            # A server that works on the call may not answer, but a lost one cannot be sent to.
+            # A busy server may not answer, but sending to a lost one fails.
             try:
                 await asyncio.wait_for(session.send_ping(), _PING_S)
             except TimeoutError:
@@ -250,7 +251,7 @@ async def _answer(session: Any, call: Coroutine[Any, Any, Any], ended: asyncio.F
 
 
 def _is_alive(error: Exception) -> bool:
-    """Whether a server has answered a ping, with an error: some do not know it."""
+    """Whether a server answered a ping with an error: some servers do not support pings."""
     from mcp import McpError
     from mcp.types import METHOD_NOT_FOUND
 
@@ -272,7 +273,7 @@ class McpTool:
         """The description for chat templates, in OpenAI's format."""
 
     def call(self, arguments: Mapping[str, Any], extra_info: Mapping[str, Any]) -> str:
-        """The text of the server's answer. ValueError with its text if that is an error."""
+        """The text of the server's answer. Raises ValueError with this text if it is an error."""
         del extra_info  # the server has its own data
         result = self._server.call(self.name, arguments)
         text = "\n".join(part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in result["content"])
@@ -284,6 +285,6 @@ class McpTool:
 
 
 def _depth(value: object) -> int:
-    """Levels of lists and mappings, which the client bounds."""
+    """Levels of nested lists and mappings; the client bounds them."""
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     return 1 + max(map(_depth, items), default=0)

@@ -31,7 +31,7 @@ def _relay(most: int, command: list[str]) -> int:
             break
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
-    # Only the server reads the client's messages, and ends when there are no more.
+    # Only the server reads the client's messages, and it ends with the last one.
     return server.wait()
 
 

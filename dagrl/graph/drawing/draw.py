@@ -18,7 +18,7 @@ _LAYOUT = {
     "spacing": {"node_gap": 22.0, "dummy_gap": 16.0, "layer_gap": 30.0, "port_gap": 14.0},
 }
 type Scene = dict[str, Any]
-"""Values as graphlay's renderer takes them."""
+"""Values for graphlay's renderer."""
 _BOX_WIDTH, _BOX_HEIGHT, _LINE_HEIGHT, _MARGIN = 90.0, 46.0, 13.0, 20.0
 """Pixels."""
 
@@ -96,7 +96,7 @@ def draw_mermaid(graph: Graph) -> str:
 
 
 def draw_svg(graph: Graph) -> str:
-    """Draw the graph as a picture that needs nothing but a browser."""
+    """Draw the graph as a picture that opens in any browser."""
     import graphlay
 
     scene, _ = scene_of(graph)
@@ -104,7 +104,7 @@ def draw_svg(graph: Graph) -> str:
 
 
 def draw_png(graph: Graph, path: Path, scale: int = 2) -> None:
-    """Draw the same picture in pixels. ValueError where Pillow, which draws it, is not installed."""
+    """Draw the same picture in pixels. ValueError if Pillow is not installed."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
@@ -162,7 +162,7 @@ def stages_of(graph: Graph) -> dict[str, int]:
 
 
 def scene_of(graph: Graph, *, box_height: float = _BOX_HEIGHT, least_width: float = _BOX_WIDTH) -> tuple[Scene, Scene]:
-    """Lay the graph out: the drawing as graphlay's SVG renderer takes it, and its bounds. Sizes are in pixels."""
+    """Lay the graph out; returns the drawing for graphlay's SVG renderer, and its bounds. Sizes are in pixels."""
     import graphlay
 
     plan = graphlay.Graph()

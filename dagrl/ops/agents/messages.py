@@ -162,7 +162,7 @@ _MOST_PIXELS = 1 << 25
 
 
 class ImageReader:
-    """Decodes images of requests; an image that the trajectory has is not decoded again. Used on the endpoint's loop."""
+    """Decodes images of requests; images of the trajectory are not decoded again. Used on the endpoint's loop."""
 
     def __init__(self, vision: ImageSettings | None) -> None:
         """`vision` is set for a policy that takes images."""

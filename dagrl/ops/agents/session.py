@@ -163,7 +163,7 @@ class Session:
         return await asyncio.get_running_loop().run_in_executor(_LONG_TEXTS, write, self.writer.of_another_thread)
 
     def _given(self, messages: Sequence[Message], said: Sequence[bytes], wish: Wish, writer: ContextWriter) -> _Given:
-        """The reply that the conversation continues, and the messages after it; for a new conversation, all messages."""
+        """The reply that the conversation continues, and the messages after it; all messages for a new conversation"""
         for count in range(len(messages) - 1, 0, -1):
             if ends := self._ends.get(said[count - 1]):
                 # Several replies may have the same text: prefer one that no request has continued.

@@ -112,7 +112,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "an empty list": (b"[]", "has no rows"),
     "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
     "only blanks": (b" \n" * 300, "has no rows"),
-    "a table of texts": (b"prompt,answer\n1,2\n", "of a format that is not read"),
+    "a table of texts": (b"prompt,answer\n1,2\n", "in a format that is not supported"),
     "a torn Arrow file": (b"ARROW1\0\0 and no more", "cannot be read as arrow"),
     "a torn stream": (b"\xff\xff\xff\xff\x10\0\0\0torn", "cannot be read as arrow"),
     "a torn parquet file": (b"PAR1 and no more", "cannot be read as parquet"),
@@ -235,7 +235,7 @@ def test_other_files_of_their_names_are_not_those_of_datasets(tmp_path) -> None:
     (tmp_path / "state.json").write_text("[]")
     assert len(opened(tmp_path)) == 1
     (tmp_path / "state.json").write_text("{")
-    with pytest.raises(ValueError, match=r"state\.json is no JSON .*; save the data set again"):
+    with pytest.raises(ValueError, match=r"state\.json is not JSON .*; save the data set again"):
         opened(tmp_path)
 
 
