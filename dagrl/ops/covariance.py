@@ -1,5 +1,6 @@
 """``covariance``: marks the few tokens that an update clips, penalises or masks (Clip-Cov, KL-Cov, M2PO, high-entropy
-tokens)."""
+tokens).
+"""
 
 from __future__ import annotations
 

@@ -479,7 +479,7 @@ FILES = {
         lambda path: path.write_bytes(b"\x1f\x8b\x08" + bytes(20)),
         "train.parquet:1 cannot be unpacked (",
     ),
-    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file; give a file with prompts"),
+    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is not a regular file; give a file with prompts"),
     "a loop": (lambda path: (path.unlink(), path.symlink_to(path)), "does not exist; check the path"),
     "a torn footer": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cannot be read as parquet ("),
     "a footer of noise": (

@@ -1,5 +1,6 @@
 """The OpenAI-compatible endpoint: one server for all trajectories of a worker, which are distinguished by their
-keys."""
+keys.
+"""
 
 from __future__ import annotations
 

@@ -76,14 +76,14 @@ def test_a_file_that_is_changed_is_copied_again(tmp_path, cache) -> None:
 
 
 BROKEN: dict[str, tuple[bytes, str]] = {
-    "a line that is no JSON": (b'{"prompt": "a"}\n{"prompt": \n', "bad.jsonl:2: no row of JSON"),
+    "a line that is not JSON": (b'{"prompt": "a"}\n{"prompt": \n', "bad.jsonl:2: no row of JSON"),
     "a line that is no object": (b'{"prompt": "a"}\n\n[1]\n', "bad.jsonl:3: no object with fields, but [1]"),
     "no UTF-8": (b'{"prompt": "\xff"}\n', "bad.jsonl:1: no row of JSON"),
     "a nested line": (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "bad.jsonl:1: no row of JSON"),
     "half a gzip": (gzip.compress(b'{"prompt": "a"}\n' * 99)[:-9], " cannot be unpacked (Compressed file ended"),
     "gzip with noise": (gzip.compress(b'{"prompt": "a"}\n')[:12] + bytes(9), "bad.jsonl:1 cannot be unpacked"),
     "a list without an end": (b'[{"prompt": "a"}, {"prompt": "b"}', "bad.jsonl, row 1"),
-    "a list with a wrong item": (b'[{"prompt": "a"}, {"prompt": ]', "is no JSON"),
+    "a list with a wrong item": (b'[{"prompt": "a"}, {"prompt": ]', "is not JSON"),
     "a list of texts": (b'["a"]', "bad.jsonl, row 0 (the first is 0): no object with fields"),
     "two lists": (b'[{"prompt": "a"}]\n[{"prompt": "b"}]', 'bad.jsonl:2: \'[{"prompt": "b"}]\' follows the end'),
     "text behind a list": (b'\n[\n{"prompt": "a"}]\n\n more', "bad.jsonl:5: 'more' follows the end of the list"),

@@ -146,7 +146,7 @@ def test_a_key_opens_its_own_trajectory_while_it_lasts(gateway, opened) -> None:
     mine, other = opened(Policy()), opened(Policy())
     chat(gateway, mine)
     assert len(mine.tree.exchanges) == 1 and not other.tree.exchanges
-    with pytest.raises(AuthenticationError, match="opens no trajectory"):
+    with pytest.raises(AuthenticationError, match="belongs to no trajectory"):
         asked(gateway, "dagrl-guess", lambda client: client.models.list())
     gateway.remove(mine)
     with pytest.raises(AuthenticationError):
