@@ -192,7 +192,8 @@ class PolicyObjective:
                 metrics |= correction_metrics(losses.correction, rows)
         share = tokens.columns.get("trajectory_share")
         parts = batch_parts(tokens.weight, rows, self.loss.weighting, self.longest_response, share)
-        metrics["loss/policy"] = tally_mean(losses.of_policy, tokens.weight, parts)
+        if self.loss.policy != "none":
+            metrics["loss/policy"] = tally_mean(losses.of_policy, tokens.weight, parts)
         current = tokens.logprob.detach()
         of_tokens = {
             "ratio/mean": policy.ratio,

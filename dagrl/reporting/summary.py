@@ -37,6 +37,8 @@ _PROGRESS: tuple[tuple[str, _Best], ...] = (
     ("val/dpo/accuracy", max),
     ("loss/sft", min),
     ("val/loss/sft", min),
+    ("distillation/loss", min),
+    ("distillation/kl", min),
     ("response_tokens/mean", None),
     ("filter/kept_fraction", None),
 )

@@ -33,6 +33,7 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("reward", ("reward/mean",), "{:.3f}".format),
     ("margin", ("dpo/margin",), "{:.3f}".format),
     ("loss", ("loss/policy", "loss/dpo", "loss/sft"), "{:.4f}".format),
+    ("teacher", ("distillation/loss", "distillation/kl"), "{:.4f}".format),
     ("kl", ("kl/ref",), "{:.5f}".format),
     ("entropy", ("entropy",), "{:.3f}".format),
     ("tokens", ("response_tokens/mean", "demonstration_tokens/mean"), "{:.1f}".format),
@@ -41,7 +42,8 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("tokens/s", ("throughput/tokens_per_s",), "{:,.0f}".format),
     ("seconds", ("time/step_s",), "{:.2f}".format),
 )
-"""Heading, metrics (the first available one is shown), format. ``tokens`` is the mean length of a response."""
+"""Heading, metrics (the first available one is shown), format. ``tokens`` is the mean length of a response,
+``teacher`` the divergence from a teacher."""
 _OF_EVERY_POLICY = ("reward", "loss")
 """Headings that are also shown for policies beside the first."""
 

@@ -79,6 +79,18 @@ def test_training_on_given_responses_is_reported_by_its_losses(tmp_path):
     console.close(ok=True)
 
 
+def test_distillation_is_reported_by_the_divergence_from_the_teacher(tmp_path):
+    console, stream = plain_console()
+    console.start(tmp_path, {}, None)
+    console.log(1, {"reward/mean": 0.5, "distillation/loss": 1.25, "distillation/kl": 2.0})
+    console.log(2, {"loss/policy": 0.5, "distillation/kl": -0.5})
+    assert stream.getvalue().splitlines() == [
+        "step 1/3  reward 0.500  teacher 1.2500",
+        "step 2/3  loss 0.5000  teacher -0.5000",
+    ]
+    console.close(ok=True)
+
+
 def test_the_table_has_no_empty_columns(tmp_path):
     console, stream = live_console()
     console.start(tmp_path, {}, None)
