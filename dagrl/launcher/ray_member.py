@@ -14,7 +14,7 @@ from dagrl.orchestrator.cluster.session import quick_start
 def main() -> None:
     from ray.scripts.scripts import cli
 
-    with quick_start():
+    with quick_start(alone=False):
         cli(["start", "--block", *sys.argv[1:]])
 
 
