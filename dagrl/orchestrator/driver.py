@@ -88,9 +88,7 @@ class Driver:
         self._last_commit: float | None = None
         self._cpu_workers = CpuWorkerPool(())
         self._steps = OpenSteps(pipeline, plan)
-        self._carried = CarriedState(prepared, folder.start)
-        if self._carried.feed and self._carried.feed.note:
-            trackers.note(self._carried.feed.note)
+        self._carried = CarriedState(prepared, folder.start, trackers.note)
         self._dynamic_sampling = DynamicSampling(pipeline, plan)
         self._recorder = Recorder(prepared, groups, folder, trackers.note)
         self._syncs = WeightSyncs(groups, pipeline)
@@ -250,7 +248,7 @@ class Driver:
             dropped = [prompt for block in blocks for prompt in block.dropped]
             if not dropped:
                 break
-            ids = feed.replace(run, ids, dropped)
+            ids = await feed.replace(run, ids, dropped)
         self._cpu_workers.give_back(handle)
         for block in blocks:
             batch.add_source(task.name, block)

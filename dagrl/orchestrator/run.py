@@ -19,6 +19,7 @@ from dagrl.orchestrator.exchange import Exchange, open_exchange
 from dagrl.orchestrator.export import policies
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.run_folder import RunFolder, open_run_folder
+from dagrl.orchestrator.groups.task_group import run_with_notes
 from dagrl.orchestrator.groups.worker_failures import RestartPolicy
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.orchestrator.outcome import RunOutcome
@@ -144,10 +145,17 @@ async def _train(
 ) -> RunOutcome:
     plan = prepared.plan
     groups = WorkerGroups(plan, prepared.loaded.pipeline)
-    driver = Driver(prepared, groups, folder, trackers, restarts, exchange)
+    pipeline = prepared.loaded.pipeline
+    # The user's sampler is made and loaded here, and may take long.
+    driver = await run_with_notes(
+        lambda: Driver(prepared, groups, folder, trackers, restarts, exchange),
+        lambda: pipeline.data.ordering.sampler or "data.order",
+        trackers.note,
+        pipeline.run.node_timeout_s,
+    )
 
     def stop_in_time() -> None:
-        stop_after = prepared.loaded.pipeline.run.stop_after
+        stop_after = pipeline.run.stop_after
         trackers.note(f"run.stop_after: {stop_after} have passed; stopping after this step, with a checkpoint")
         driver.request_stop()
 

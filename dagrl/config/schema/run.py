@@ -118,7 +118,7 @@ class RunSpec(Section):
     start_timeout_s: Seconds = 600.0
     """Longest wait for workers and engines to start."""
     node_timeout_s: Seconds = 1800.0
-    """Longest wait for a sign of life from a running node, a weight sync or a save."""
+    """Longest wait for a sign of life from a running node, a weight sync, a save or a sampler of yours."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Restarts of lost workers: those of a generator start again, any others return the run to its last checkpoint.
     After that, a lost worker ends the run. See docs/failures.md."""

@@ -33,6 +33,8 @@ class OwnSampler:
         """`made`: the class at `place`."""
         check_sampler(made, place, args)
         self._place, self._sources = place, list(sources)
+        self.called = place
+        """What was called last of the user's: the class, or a method."""
         self._indices = {source.name: index for index, source in enumerate(sources)}
         rows = {source.name: source.rows for source in sources}
         self._sampler = call_or_stop(place, made, args, rows, seed)
@@ -82,8 +84,8 @@ class OwnSampler:
         self._call("load", json.loads(state["own"]))
 
     def _call(self, method: str, *given: Any) -> Any:
-        function = getattr(self._sampler, method)
-        return call_or_stop(f"{self._place}.{method}", function, {}, *given)
+        self.called = f"{self._place}.{method}"
+        return call_or_stop(self.called, getattr(self._sampler, method), {}, *given)
 
     def _counted(self, ids: list[int], step: int) -> list[int]:
         doubles = len(ids) - len(set(ids))

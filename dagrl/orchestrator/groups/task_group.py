@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from dagrl.workers.errors import WorkerDiedError, WorkerLostError
+from dagrl.workers.errors import RunError, WorkerDiedError, WorkerLostError
 
+_QUIET_S = 10.0
+"""How long `run_with_notes` waits before its first note."""
 _SECOND_FAILURE_S = 2.0
 """How long to wait for a more specific failure: if a worker dies, the others report lost connections."""
 
@@ -80,3 +83,31 @@ async def run_in_daemon_thread[**P, Result](function: Callable[P, Result], *args
 
     threading.Thread(target=work, name=f"daemon {getattr(function, '__name__', '')}", daemon=True).start()
     return await asyncio.wrap_future(future)
+
+
+async def run_with_notes[Result](
+    function: Callable[[], Result],
+    what: Callable[[], str],
+    note: Callable[[str], None],
+    limit_s: float,
+    *,
+    node: str = "",
+) -> Result:
+    """`run_in_daemon_thread`, with a note of how long `what` takes after 10 s, 20 s, 40 s and so on.
+
+    Raises RunError after `limit_s`. The thread continues.
+    """
+    call = asyncio.ensure_future(run_in_daemon_thread(function))
+    began, due = time.monotonic(), _QUIET_S
+    try:
+        while True:
+            passed = time.monotonic() - began
+            if (await asyncio.wait([call], timeout=max(0.0, min(due, limit_s) - passed)))[0]:
+                return call.result()
+            if due >= limit_s:
+                message = f"{what()} has not returned for {limit_s:g} s"
+                raise RunError(message, hint="raise run.node_timeout_s to wait longer", node=node)
+            note(f"{f'{node}: ' if node else ''}{what()} has not returned for {due:g} s")
+            due *= 2
+    finally:
+        call.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dagrl.algorithms.reward_shaping import steered
 from dagrl.config.schema import AdvantageNode, KlInRewardSpec, Pipeline
@@ -137,12 +137,12 @@ class RoleBaselines:
 class CarriedState:
     """The state of all open steps that later steps depend on."""
 
-    def __init__(self, prepared: PreparedPipeline, start: RunState) -> None:
+    def __init__(self, prepared: PreparedPipeline, start: RunState, note: Callable[[str], None]) -> None:
         """`start`: the state after the step before the first one. Raises RunError."""
         pipeline, first_step = prepared.loaded.pipeline, start.step + 1
         self._model = model_identity(pipeline)
         reads = any(task.op == PROMPTS_NODE and task.rows is Rows.TRAIN for task in prepared.plan.tasks)
-        self.feed = PromptFeed(prepared, start) if reads else None
+        self.feed = PromptFeed(prepared, start, note) if reads else None
         """None if the run reads no prompts for training."""
         self.partial_rollouts = self.feed.partial_rollouts if self.feed else PartialRolloutBuffer()
         self.keeps_partial = any(node.partial_rollout for node in pipeline.rollouts.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -14,9 +14,11 @@ from dagrl.config.errors import suggest
 from dagrl.config.schema.rounds import prompts_begun
 from dagrl.config.share import ALL
 from dagrl.data.order.make import make_order
+from dagrl.data.order.own import OwnSampler
 from dagrl.data.order.sampler import Outcome, source_of
 from dagrl.ops.work import Carried, PausedGroup
 from dagrl.orchestrator.folder.checkpoint import RunState
+from dagrl.orchestrator.groups.task_group import run_with_notes
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
@@ -77,9 +79,9 @@ class PartialRolloutBuffer:
 
 
 class PromptFeed:
-    """Gives prompts to the source, and outcomes to the order. Pure, but for the wait for metrics."""
+    """Gives prompts to the source, and outcomes to the order. Pure, but for the waits for metrics and user code."""
 
-    def __init__(self, prepared: PreparedPipeline, start: RunState) -> None:
+    def __init__(self, prepared: PreparedPipeline, start: RunState, note: Callable[[str], None]) -> None:
         loaded = prepared.loaded
         pipeline = loaded.pipeline
         self._sources = list(pipeline.data.sources)
@@ -89,14 +91,15 @@ class PromptFeed:
         share = prepared.part.share if prepared.part else ALL
         with _failing("data.order"):
             self._order = make_order(pipeline, loaded.folder, share)
-            self.note = self._order.load(start.order) if start.order else ""
-            """A note for the user about the order."""
+            if start.order and (changed := self._order.load(start.order)):
+                note(changed)
             ids = self._order.ids_of(start.carried, start.order) if start.carried else ()
         # Checkpoints of earlier versions do not have the tokens.
         tokens = chain(start.carried_tokens, repeat(()))
         self.partial_rollouts = PartialRolloutBuffer(
             Carried(prompt, None, sampled) for prompt, sampled in zip(ids, tokens, strict=False) if prompt is not None
         )
+        self._note, self._limit_s = note, pipeline.run.node_timeout_s
         self._end = pipeline.run.end_position(self._order.rows)
         self._known = start.step
         """The newest step whose metrics the order has."""
@@ -115,13 +118,19 @@ class PromptFeed:
         carried = self.partial_rollouts.take(run.step, count, run.round)
         if self._keeps_partial:
             record.add_number("rollout/carried_prompts", len(carried))
-        with _failing(_place(run)):
-            return [*carried, *self._order.take(run.step, count - len(carried))]
+        return [*carried, *await self._call(run, lambda: self._order.take(run.step, count - len(carried)))]
 
-    def replace(self, run: Run, ids: Sequence[int], dropped: Sequence[int]) -> list[int]:
+    async def replace(self, run: Run, ids: Sequence[int], dropped: Sequence[int]) -> list[int]:
         """`ids` with others in place of those that are too long. Raises RunError."""
-        with _failing(_place(run)):
-            return self._order.replace(run.step, ids, dropped)
+        return await self._call(run, lambda: self._order.replace(run.step, ids, dropped))
+
+    async def _call(self, run: Run, function: Callable[[], list[int]]) -> list[int]:
+        """Call the order. A sampler of the user's runs in a thread: the loop goes on, and so does Ctrl-C."""
+        sampler, place = self._order.sampler, _place(run)
+        with _failing(place):
+            if not isinstance(sampler, OwnSampler):
+                return function()
+            return await run_with_notes(function, lambda: sampler.called, self._note, self._limit_s, node=place)
 
     def ahead(self, run: Run) -> list[int]:
         return self._order.ahead(run.step + 1, self._first_round)
