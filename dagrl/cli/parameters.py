@@ -93,16 +93,26 @@ Explorer = Annotated[
         "--explorer", metavar="I/N", help="with --only: the I-th of N explorers, each of which takes other prompts"
     ),
 ]
+Experience = Annotated[
+    Path | None,
+    typer.Option(
+        parser=parse_path,
+        metavar="DIR",
+        help="with --only: the folder where the parts exchange experience and weights (default: RUN/experience)",
+    ),
+]
 
 
-def parse_part(only: str | None, explorer: str | None = None) -> PartOptions | None:
-    """The part of a pipeline that ``--only`` and ``--explorer`` name."""
+def parse_part(only: str | None, explorer: str | None = None, experience: Path | None = None) -> PartOptions | None:
+    """The part of a pipeline that ``--only`` and ``--explorer`` name. `experience` is allowed only with a part."""
     from dagrl.config.share import Share
     from dagrl.validation.part import PartOptions
 
     if only is None:
         if explorer is not None:
             raise typer.BadParameter("needs --only", param_hint="'--explorer'")
+        if experience is not None:
+            raise typer.BadParameter("needs --only", param_hint="'--experience'")
         return None
     names = tuple(dict.fromkeys(name.strip() for name in only.split(",") if name.strip()))
     if not names:

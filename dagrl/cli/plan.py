@@ -10,7 +10,7 @@ import typer
 
 from dagrl.cli import completion
 from dagrl.cli.errors import exit_on
-from dagrl.cli.parameters import AsJson, Overrides, Pipeline, parse_path, print_json
+from dagrl.cli.parameters import AsJson, Only, Overrides, Pipeline, parse_part, parse_path, print_json
 
 if TYPE_CHECKING:
     from dagrl.planner.cost.lengths import Assumed
@@ -58,6 +58,7 @@ _Top = Annotated[int | None, typer.Option(min=1, metavar="N", help="with --searc
 def plan(
     pipeline: Pipeline,
     overrides: Overrides = None,
+    only: Only = None,
     gpu: _Gpu = None,
     as_json: AsJson = False,
     simulate: _Trace = None,
@@ -77,18 +78,23 @@ def plan(
     Examples:
         dagrl plan pipeline.yaml --gpu H200
         dagrl plan pipeline.yaml --response-tokens 800 --json
+        dagrl plan pipeline.yaml --only rollout,reward
         dagrl plan pipeline.yaml --search --nodes 2 --gpus-per-node 8
     """
     from dagrl.backends.planning.gpus import DEFAULT_GPU
+    from dagrl.graph.cut import PartError
     from dagrl.planner.cost.lengths import Assumed
     from dagrl.planner.published import with_published_models
     from dagrl.planner.showing import report, show, show_steps
     from dagrl.reporting.measured_run import run_times
 
-    with exit_on("plan", ValueError):
+    part = parse_part(only)
+    with exit_on("plan", ValueError, PartError):
         cluster = _cluster(search, simulate, gpus=gpus, nodes=nodes, gpus_per_node=gpus_per_node, top=top)
+        if search and part is not None:
+            raise ValueError("--search lays out whole pipelines; remove --only, or plan the part as it is")
         overrides, notes = with_published_models(pipeline, overrides or [])
-        planned = report.report(pipeline, overrides, gpu=DEFAULT_GPU if gpu is None else gpu)
+        planned = report.report(pipeline, overrides, gpu=DEFAULT_GPU if gpu is None else gpu, part=part)
         if (search or simulate is not None) and planned.fit.plan.only_validates:
             raise ValueError("a run that only validates has no steps to estimate; set run.val_only=false")
         times = run_times(run, gpu=planned.gpu) if run is not None else None

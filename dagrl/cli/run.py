@@ -11,6 +11,7 @@ import typer
 
 from dagrl.cli.errors import complain, exit_on
 from dagrl.cli.parameters import (
+    Experience,
     Explorer,
     NewRunFolder,
     Only,
@@ -19,7 +20,6 @@ from dagrl.cli.parameters import (
     Quiet,
     Verbose,
     parse_part,
-    parse_path,
 )
 from dagrl.config.errors import counted
 
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _DOES_NOT_FIT = 3
 _OUT_OF_TIME = 4
-_Experience = Annotated[
-    Path | None,
-    typer.Option(
-        parser=parse_path,
-        metavar="DIR",
-        help="with --only: the folder where the parts exchange experience and weights (default: RUN/experience)",
-    ),
-]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="check, plan, and print what would be started; start and write nothing")
 ]
@@ -52,7 +44,7 @@ def run(
     quiet: Quiet = False,
     only: Only = None,
     explorer: Explorer = None,
-    experience: _Experience = None,
+    experience: Experience = None,
     dry_run: _DryRun = False,
 ) -> int:
     """Train as a pipeline file says, or continue from the newest checkpoint in the run folder.
@@ -74,9 +66,7 @@ def run(
     from dagrl.graph.cut import PartError
     from dagrl.validation.prepare import prepare
 
-    part = parse_part(only, explorer)
-    if experience is not None and part is None:
-        raise typer.BadParameter("needs --only", param_hint="'--experience'")
+    part = parse_part(only, explorer, experience)
     if verbose and quiet:
         raise typer.BadParameter("not allowed together with --quiet", param_hint="'--verbose'")
     if dry_run:

@@ -14,6 +14,7 @@ from dagrl.config.errors import PipelineError
 from dagrl.config.loading.hub import HubError, download
 from dagrl.config.loading.loader import load_pipeline
 from dagrl.config.schema import Pipeline
+from dagrl.graph.cut import PartError
 from dagrl.launcher.addresses import is_loopback
 from dagrl.launcher.errors import LaunchError
 from dagrl.launcher.follower import follow
@@ -23,11 +24,18 @@ from dagrl.launcher.node_rank import NodeRank, node_rank_from
 from dagrl.orchestrator.folder.examine import examine
 from dagrl.scheduler.machines import Machine
 from dagrl.validation import check_file
+from dagrl.validation.part import PartOptions, take_part
 from dagrl.workers.errors import RefusedFolderError
 
 
-def launch_pipeline(pipeline: Path, overrides: Sequence[str], run_dir: Path | None) -> int | None:
-    """Run a pipeline on all machines of the job, and return their exit code; None for a job of one machine.
+def launch_pipeline(
+    pipeline: Path,
+    overrides: Sequence[str],
+    run_dir: Path | None,
+    part: PartOptions | None = None,
+    experience: Path | None = None,
+) -> int | None:
+    """Run a pipeline, or one part, on all machines of the job; returns their exit code, None for a job of one machine.
 
     PipelineError for a wrong file; LaunchError, with the exit code, for a wrong variable.
     """
@@ -45,14 +53,19 @@ def launch_pipeline(pipeline: Path, overrides: Sequence[str], run_dir: Path | No
             print(f"dagrl launch [rank {node_rank.rank}]: {text}", file=sys.stderr, flush=True)
 
     loaded = load_pipeline(pipeline, overrides).pipeline
-    folder = run_dir or Path("runs") / loaded.name
+    whole = folder = run_dir or Path("runs") / loaded.name
+    arguments = [str(pipeline), *overrides, "--run-dir", str(whole), *_options(part, experience)]
     try:
-        if node_rank.is_leader:
-            checked = check_file(pipeline, overrides).loaded
+        if node_rank.is_leader or part is not None:
+            checked = check_file(pipeline, overrides, with_files=node_rank.is_leader)
             try:
-                # Before the machines meet: `dagrl run` would refuse the folder afterwards.
-                examine(folder, checked.pipeline, checked.resolved)
-            except RefusedFolderError as error:
+                if part is not None:
+                    checked, taken = take_part(checked, part)
+                    loaded, folder = checked.loaded.pipeline, taken.run_folder(whole)
+                if node_rank.is_leader:
+                    # Before the machines meet: `dagrl run` would refuse the folder afterwards.
+                    examine(folder, loaded, checked.loaded.resolved)
+            except (PartError, RefusedFolderError) as error:
                 raise LaunchError(str(error), code=2) from error
         fetch_models(loaded)
         machine = offered(node_rank, loaded, visible_gpus(), os.cpu_count() or 1)
@@ -62,9 +75,18 @@ def launch_pipeline(pipeline: Path, overrides: Sequence[str], run_dir: Path | No
             why = str(error) if isinstance(error, LaunchError) else "the pipeline file is wrong; rank 0 says where"
             asyncio.run(dismiss(node_rank, 2, why, note))
         raise
-    arguments = [str(pipeline), *overrides, "--run-dir", str(folder)]
     job = Job(node_rank, machine, loaded, arguments, folder / "logs", variables, note)
     return asyncio.run(lead(job) if node_rank.is_leader else follow(job))
+
+
+def _options(part: PartOptions | None, experience: Path | None) -> list[str]:
+    """The options of `dagrl run` for a part."""
+    if part is None:
+        return []
+    options = ["--only", ",".join(part.only)]
+    if part.share.of > 1:
+        options += ["--explorer", f"{part.share.number}/{part.share.of}"]
+    return options + (["--experience", str(experience)] if experience is not None else [])
 
 
 def fetch_models(pipeline: Pipeline) -> None:

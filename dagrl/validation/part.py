@@ -76,7 +76,9 @@ def take_part(checked: CheckedPipeline, options: PartOptions) -> tuple[CheckedPi
         run |= {"validate_every": None, "validate_first": False}
     engines = {name: spec if name in used else _without_ranks(spec) for name, spec in whole.engines.items()}
     engines |= {name: _on_its_own(whole, name) for name in sources}
-    pipeline = whole.model_copy(update={"engines": engines, "run": whole.run.model_copy(update=run)})
+    groups = {name: group for name, group in whole.groups.items() if any(engines[e].group == name for e in used)}
+    update = {"engines": engines, "groups": groups, "run": whole.run.model_copy(update=run)}
+    pipeline = whole.model_copy(update=update)
     return replace(checked, loaded=replace(checked.loaded, pipeline=pipeline), graph=graph), part
 
 

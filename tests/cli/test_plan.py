@@ -87,6 +87,19 @@ def test_says_what_a_step_will_take(pipeline, capsys):
     assert "dagrl plan: responses of 1e+06 tokens on average do not fit" in capsys.readouterr().err
 
 
+def test_a_part_has_its_own_engines_and_step(pipeline, capsys):
+    for only, engine in (("rollout,reward", "generator"), ("advantage,update", "actor")):
+        assert main(["plan", str(pipeline), "--only", only, "--json"]) == 0
+        planned = json.loads(capsys.readouterr().out)
+        (step,) = planned["steps"]
+        assert [engines["engines"][0]["name"].split()[0] for engines in planned["groups"]] == [engine]
+        assert step["response_tokens_per_s"] > 0
+    assert main(["plan", str(pipeline), "--only", "nothing"]) == 2
+    assert "dagrl plan: --only: there is no node `nothing`" in capsys.readouterr().err
+    assert main(["plan", str(pipeline), "--only", "rollout,reward", "--search"]) == 2
+    assert "dagrl plan: --search lays out whole pipelines; remove --only" in capsys.readouterr().err
+
+
 def test_says_in_how_many_rounds_a_filter_is_thought_to_fill_a_step(pipeline, capsys):
     call = ["plan", str(pipeline), "nodes.keep={op: filter, lower: 0.5}"]
     assert main(call) == 0

@@ -42,6 +42,22 @@ def test_a_run_across_several_hosts(make_job, pipeline, hosts):
     assert [host.left_behind() for host in job.hosts] == [[]] * hosts
 
 
+def test_parts_across_two_hosts(make_job, pipeline):
+    pipeline["schedule"] = {"max_staleness": 3}
+    job = make_job(2, pipeline)
+    for part in ("rollout,reward", "advantage,update"):
+        job.start_all("--only", part)
+        assert job.codes() == [0, 0], job.everything()
+    metrics = (job.run_dir / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in metrics] == [1, 2, 3]
+    workers = {
+        folder.name: set(json.loads((folder / "workers.json").read_text()))
+        for folder in (job.run_dir, job.run_dir.with_name("run-explorer-1of1"))
+    }
+    assert {"actor/0", "actor/1"} < workers["run"] and "generator/0" not in workers["run"]
+    assert {"generator/0", "generator/1"} < workers["run-explorer-1of1"]
+
+
 def test_a_host_that_is_missing_is_named_to_all_within_the_bound(make_job, pipeline):
     job = make_job(3, pipeline)
     for rank in (0, 2):

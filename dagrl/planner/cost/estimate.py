@@ -74,6 +74,7 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
             by_group[activity.group].append(Interval(max(activity.start, begin), min(activity.end, end)))
     seconds = {name: busy_seconds(spans) / steady_steps for name, spans in named.items()}
     tasks = {task.name for task in plan.tasks}
+    sampling = [] if costs.pipeline.is_offline else [task for task in plan.tasks if task.generates]
     return StepEstimate(
         step_s=step_s + costs.calibration.driver_s,
         node_s={task.name: seconds[task.name] for task in plan.tasks if task.name in seconds},
@@ -82,8 +83,8 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
         edge_bytes=_edges(costs),
         response_tokens=sum(
             costs.rows(task) * plan.rounds_of(task) * costs.lengths(task).response
-            for task in plan.tasks
-            if task.rows is Rows.TRAIN and (task.trains if costs.pipeline.is_offline else task.generates)
+            for task in sampling or [task for task in plan.tasks if task.trains]
+            if task.rows is Rows.TRAIN
         ),
     )
 

@@ -15,6 +15,7 @@ from dagrl.planner.changes import nearest_change
 from dagrl.plugins.isolation import isolated_imports
 from dagrl.scheduler.placement import make_plan
 from dagrl.validation import CheckedPipeline, check_file
+from dagrl.validation.part import PartOptions, take_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,13 @@ class Report:
 
 
 @isolated_imports()
-def report(path: Path, overrides: Sequence[str], *, gpu: str = DEFAULT_GPU) -> Report:
-    """Plan a pipeline file. Needs neither the data nor the weights.
+def report(path: Path, overrides: Sequence[str], *, gpu: str = DEFAULT_GPU, part: PartOptions | None = None) -> Report:
+    """Plan a pipeline file, or one part. Needs neither the data nor the weights.
 
-    PipelineError if the file is wrong; ValueError for an unknown GPU or model.
+    PipelineError if the file is wrong; PartError if it has no such part; ValueError for an unknown GPU or model.
     """
-    return report_of(check_file(path, overrides, with_files=False), gpu=gpu)
+    checked = check_file(path, overrides, with_files=False)
+    return report_of(checked if part is None else take_part(checked, part)[0], gpu=gpu)
 
 
 @isolated_imports()

@@ -86,11 +86,11 @@ def _applied(report: Report, times: RunTimes) -> Applied:
 
 
 def _leading(report: Report) -> PlannedTask:
-    """The task whose rows the lengths describe: the rollout, or the update of an offline pipeline."""
-    plan = report.fit.plan
-    if report.pipeline.is_offline:
-        return next(task for task in plan.tasks if task.trains or not task.inputs)
-    return plan.task(report.pipeline.leading_rollout)
+    """The task whose rows the lengths describe: the rollout, or the update where nothing is sampled."""
+    tasks = report.fit.plan.tasks
+    leading = None if report.pipeline.is_offline else report.pipeline.leading_rollout
+    sampled = next((task for task in tasks if task.name == leading), None)
+    return sampled or next(task for task in tasks if task.trains or not task.inputs)
 
 
 def search_sections(
