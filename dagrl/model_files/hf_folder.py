@@ -72,14 +72,19 @@ def write_hf_folder(
     if hasattr(config, "quantization_config"):
         # Copied from the original folder; these weights are not quantised.
         del config.quantization_config
+    write_config(folder, config, source)
+    for path in folder.glob("*.safetensors"):
+        # safetensors makes its files readable by their owner only.
+        shutil.copymode(folder / "config.json", path)
+
+
+def write_config(folder: Path, config: PretrainedConfig, source: Path | None = None) -> None:
+    """Write config.json with the keys of transformers 4 and 5 and of servers, and those of the folder `source`."""
     config.save_pretrained(folder)
     path = folder / "config.json"
     published = json.loads((source.expanduser() / "config.json").read_text()) if source else {}
     whole = with_older_keys(json.loads(path.read_text()), config.attribute_map, published)
     path.write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n")
-    for path in folder.glob("*.safetensors"):
-        # safetensors makes its files readable by their owner only.
-        shutil.copymode(folder / "config.json", path)
 
 
 def copy_tokenizer(model: ModelSpec, folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from dagrl.model_files.hf_config import HfConfig
 
 _TEXT = "text_config"
+_TOWER = "vision_config"
 _FULL = "full_attention"
 _OWN = ("quantization_config", "torch_dtype", "_name_or_path")
 """Keys of a source that do not hold for the folder's weights, which have another dtype and are not quantised."""
@@ -26,6 +27,9 @@ def with_older_keys(config: HfConfig, other_names: Mapping[str, str], source: Hf
     if isinstance(text := config.get(_TEXT), Mapping):
         nested = source.get(_TEXT)
         whole[_TEXT] = with_older_keys(text, {}, nested if isinstance(nested, Mapping) else {})
+    if isinstance(tower := config.get(_TOWER), Mapping) and "num_position_embeddings" in tower:
+        # Where the tower of Qwen3-VL adds to layers. That of Qwen3.5 does nowhere, which SGLang must be told.
+        whole[_TOWER] = {"deepstack_visual_indexes": [], **tower}
     return {**{name: value for name, value in source.items() if name not in _OWN}, **whole}
 
 

@@ -198,7 +198,8 @@ def tiny_hf_model(name: str, **changes: Any) -> Any:
     config = transformers.AutoConfig.for_model(
         family, rope_parameters=rope, attn_implementation=attention, **{**_SIZES, **_COMMON, **fields, **changes}
     )
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    # With flash-linear-attention, some norms are made on a GPU.
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).cpu()
     generator = torch.Generator().manual_seed(7)
     for parameter, tensor in model.state_dict(keep_vars=True).items():
         mean = 1.0 if isinstance(tensor, torch.nn.Parameter) and tensor.dim() == 1 else 0.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from dagrl.backends.runtime.initial_weights import published_shapes, weight_source
 from dagrl.config.fp8_weights import Fp8Weights
 from dagrl.config.schema import ModelSpec
-from dagrl.model_files.hf_folder import copy_tokenizer, write_hf_folder
+from dagrl.model_files.hf_folder import copy_tokenizer, write_config, write_hf_folder
 from dagrl.model_files.images import image_settings
 from dagrl.model_files.library_model import architecture, load_hf_config
 
@@ -35,7 +35,7 @@ def model_folder(
         write_hf_folder(scratch, config, name_of_class, ((name, source.get(name)) for name in source.names()))
     else:
         config.architectures = [name_of_class]
-        config.save_pretrained(scratch)
+        write_config(scratch, config)
         if fp8 is not None:
             _quantise_config(scratch / _CONFIG, model, fp8)
     if image_settings(model) is not None:

@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from dagrl.backends.families.registry import buildable
 from dagrl.backends.megatron.engine.cpu.gated_delta import use_plain_kernels
 from dagrl.backends.megatron.engine.cpu.modules import use_plain_modules
-from dagrl.backends.megatron.engine.gated_delta import decoder_spec
+from dagrl.backends.megatron.engine.gated_delta import check_kernels, decoder_spec
 from dagrl.backends.megatron.engine.output import ScalarHead
 from dagrl.backends.megatron.engine.prefix_sharing import share_prefixes
 from dagrl.backends.megatron.engine.provider import provide
@@ -37,6 +37,8 @@ def build_model(hf_config: PretrainedConfig, spec: MegatronEngineSpec, config: T
     ValueError for what the engine cannot build.
     """
     _choose_modules()
+    if config.experimental_attention_variant is not None:
+        check_kernels()
     stages = spec.parallel.vpp
     chunks = [_chunk(hf_config, spec, config, stage) for stage in (range(stages) if stages else [None])]
     for chunk in chunks:
@@ -82,6 +84,9 @@ def _chunk(
         )
     if is_last and spec.head != "lm":
         chunk.output_layer = ScalarHead(config)
+    if torch.cuda.is_available():
+        # Megatron makes routers and the gates of shared experts on the host.
+        chunk.cuda()
     return chunk
 
 

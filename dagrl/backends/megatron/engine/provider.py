@@ -141,9 +141,6 @@ def _add_router_biases_apart(model: torch.nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, TopKRouter) and module.bias is not None:
-            if torch.cuda.is_available():
-                # Megatron makes routers on the host, and moves them in the function that is replaced here.
-                module.cuda()
             module.gating = partial(_router_logits, module)
 
 
