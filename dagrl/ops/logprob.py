@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.backends.base import TokenOutputs
+from dagrl.backends.serving.scoring import topk_columns
 from dagrl.config.errors import counted
 from dagrl.config.schema import LogprobNode
 from dagrl.data.batch import Batch, Column, view_of
@@ -24,7 +25,6 @@ from dagrl.rewards.endpoint import EndpointError, EndpointSetupError, ScoredToke
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_NO_TOKENS = ScoredTokens(np.zeros(0, dtype=np.float32), None)
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """The replacement character, for a part of a character, which servers write differently."""
 _SPACES = "\N{LOWER ONE EIGHTH BLOCK}\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
@@ -73,10 +73,10 @@ def _on_engine(batches: Sequence[Batch], node: LogprobNode, context: Context) ->
 def _over_endpoint(batches: Sequence[Batch], node: LogprobNode, context: Context) -> Iterator[dict[str, Column]]:
     """The log-probs of each batch; the rows of all are sent at once, up to the node's limit."""
     endpoint = context.resources.once(f"endpoint of {node!r}", lambda: endpoint_of(node))
-    pool = ThreadPoolExecutor(node.concurrency, thread_name_prefix="logprob")
+    pool, top_k = ThreadPoolExecutor(node.concurrency, thread_name_prefix="logprob"), node.top_k or 0
 
     def score(prompt: np.ndarray, response: np.ndarray) -> ScoredTokens:
-        scored = endpoint.score(prompt, response) if len(response) else _NO_TOKENS
+        scored = endpoint.score(prompt, response, top_k) if len(response) else ScoredTokens.none(top_k)
         if scored.texts is not None:
             compare_texts(scored.texts, response, context.resources.tokenizer)
         return scored
@@ -88,14 +88,18 @@ def _over_endpoint(batches: Sequence[Batch], node: LogprobNode, context: Context
     try:
         for batch, futures in zip(batches, asked, strict=True):
             scored = [_scored(future, row) for future, row in zip(futures, batch.rows.tolist(), strict=True)]
-            yield {"logprob": Column.ragged(scored, "float32")}
+            columns = {"logprob": Column.ragged([each.logprobs for each in scored], "float32")}
+            if top_k:
+                ids, logprobs = [each.top_ids for each in scored], [each.top_logprobs for each in scored]
+                columns |= topk_columns(ids, logprobs, top_k)
+            yield columns
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _scored(asked: Future[ScoredTokens], row: int) -> np.ndarray:
+def _scored(asked: Future[ScoredTokens], row: int) -> ScoredTokens:
     try:
-        return asked.result().logprobs
+        return asked.result()
     except EndpointSetupError as error:
         raise TeacherError(f"the teacher cannot be asked: {error}") from error
     except EndpointError as error:

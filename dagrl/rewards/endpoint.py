@@ -53,6 +53,16 @@ class ScoredTokens:
     """Float32 [tokens]."""
     texts: list[str] | None
     """The tokens as the server writes them, [tokens]; None if it has returned their ids, which are those asked for."""
+    top_ids: np.ndarray
+    """The likeliest tokens at each place, the likeliest first, int32 [tokens, k]; k may be 0."""
+    top_logprobs: np.ndarray
+    """Float32 [tokens, k]."""
+
+    @classmethod
+    def none(cls, top_k: int) -> ScoredTokens:
+        """Those of a response without tokens."""
+        nothing = np.zeros((0, top_k), dtype=np.float32)
+        return cls(np.zeros(0, dtype=np.float32), None, nothing.astype(np.int32), nothing)
 
 
 class Endpoint:
@@ -104,11 +114,12 @@ class Endpoint:
         # JSON can hold lone surrogates, which UTF-8 cannot encode.
         return EndpointReply(text.encode(errors="replace").decode(), tokens if counted else None)
 
-    def score(self, prompt: np.ndarray, response: np.ndarray) -> ScoredTokens:
+    def score(self, prompt: np.ndarray, response: np.ndarray, top_k: int = 0) -> ScoredTokens:
         """Log-probs of the tokens of `response` after `prompt`, int64 [tokens] both, at temperature 1.
 
         The prompt of the request is both of them, and it is echoed with its log-probs; the one token that is sampled
-        after it is left out. Raises EndpointError as `ask` does, and for answers without a number for each token.
+        after it is left out. The `top_k` likeliest tokens at each place, or all that the model has, are vLLM's
+        ``prompt_logprobs``. Raises EndpointError as `ask` does, and for answers without a number for each token.
         """
         tokens, begin = [*prompt.tolist(), *response.tolist()], len(prompt)
         body = {
@@ -122,6 +133,7 @@ class Endpoint:
             "temperature": 1.0,
             # vLLM's and SGLang's: other servers leave them out of account.
             "return_token_ids": True,
+            **({"prompt_logprobs": top_k} if top_k else {}),
         }
         reply = self._answer("/completions", body)
         with self._reading(reply):
@@ -141,7 +153,30 @@ class Endpoint:
             if not is_number or not _LEAST_LOGPROB <= value <= _MOST_LOGPROB:
                 self._refuse(f"{self._told(value)} as log-prob of token {tokens[begin + place]}, at place {place}")
         known = texts[begin : len(tokens)] if isinstance(texts, list) and not isinstance(ids, list) else None
-        return ScoredTokens(np.array(mine, dtype=np.float32), known)
+        with self._reading(reply):
+            likeliest = self._likeliest(choice.get("prompt_logprobs"), begin, len(tokens), top_k)
+        return ScoredTokens(np.array(mine, dtype=np.float32), known, *likeliest)
+
+    def _likeliest(self, given: Any, begin: int, end: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and log-probs of the likeliest tokens at the places from `begin`, [tokens, k] both.
+
+        `given` are vLLM's for each of `end` places: token id -> log-prob, of the likeliest and of the given token.
+        """
+        if not top_k:
+            nothing = np.zeros((end - begin, 0), dtype=np.float32)
+            return nothing.astype(np.int32), nothing
+        if not isinstance(given, list) or len(given) != end:
+            self._refuse("no likeliest tokens (`prompt_logprobs`); serve the teacher with vLLM, or name an engine")
+        best = [
+            sorted((-float(each["logprob"]), int(token)) for token, each in place.items())[:top_k]
+            for place in given[begin:]
+        ]
+        if len({len(place) for place in best}) != 1:
+            self._refuse("another number of likeliest tokens at each place")
+        table = np.array(best, dtype=np.float64)
+        if not np.isfinite(table).all() or table[..., 0].min() < -_MOST_LOGPROB:
+            self._refuse("likeliest tokens with values that are no log-probs")
+        return table[..., 1].astype(np.int32), -table[..., 0].astype(np.float32)
 
     def _refuse(self, what: str) -> NoReturn:
         raise EndpointError(f"{self._url} has given {what}")

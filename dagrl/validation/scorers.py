@@ -97,9 +97,6 @@ def _check_outputs(place: Place, node: LogprobNode, findings: Findings) -> None:
         if given:
             message = f"{who} does not return these; name an engine of megatron"
             findings.error((*place, option), message, "no-such-output")
-    if node.endpoint and node.top_k:
-        message = "an endpoint returns candidates without their ids; name an engine, served or of megatron"
-        findings.error((*place, "top_k"), message, "no-such-output")
 
 
 def _check_samples(pipeline: Pipeline, graph: Graph | None, name: str, key: str, findings: Findings) -> None:

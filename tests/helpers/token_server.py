@@ -20,4 +20,16 @@ class TokenServer:
         tokens = body["prompt"]
         values = self.lie([None, *(-float(place) for place in range(1, len(tokens)))])
         logprobs = {"token_logprobs": values, "tokens": self.texts(tokens) if self.texts else ["?"] * len(values)}
-        return {"choices": [{"logprobs": logprobs, "prompt_token_ids": None if self.texts else tokens}]}
+        choice = {"logprobs": logprobs, "prompt_token_ids": None if self.texts else tokens}
+        if count := body.get("prompt_logprobs"):
+            choice["prompt_logprobs"] = [
+                None,
+                *(likeliest(value, token, count) for value, token in zip(values[1:], tokens[1:], strict=False)),
+            ]
+        return {"choices": [choice]}
+
+
+def likeliest(value: float | None, token: int, count: int) -> dict[str, dict[str, Any]]:
+    """As vLLM: the place's own token first, then tokens 0, 1, ... with the log-probs -0.5, -1, ..."""
+    others = {str(each): {"logprob": -0.5 * (each + 1), "rank": each + 1} for each in range(count)}
+    return {str(token): {"logprob": value, "rank": 99}} | others

@@ -170,6 +170,17 @@ def test_a_row_without_a_response_is_not_sent(over_endpoint, bench, chat_server)
     assert len(chat_server.requests) == 1
 
 
+def test_an_endpoint_tells_the_likeliest_tokens(over_endpoint, bench, chat_server) -> None:
+    TokenServer(chat_server)
+    batch = bench.batch([0, 1], prompt_tokens=["1=", "2="], response_tokens=["", "34"])
+    (output,) = logprob([OpInput(0, batch)], over_endpoint(top_k=3))
+    ids, logprobs = output.columns["topk_ids"], output.columns["topk_logprob"]
+    assert (ids[0].shape, logprobs[0].shape) == ((0, 3), (0, 3))
+    assert ids[1].tolist() == [[0, 1, 2]] * 2
+    assert logprobs[1].tolist() == [[-0.5, -1.0, -1.5]] * 2
+    assert output.columns["logprob"][1].tolist() == [-2.0, -3.0]
+
+
 def test_only_its_rows_are_sent(over_endpoint, bench, chat_server) -> None:
     TokenServer(chat_server)
     batch = bench.batch([0, 1], prompt_tokens=["1=", "2="], response_tokens=["5", "34"], data_source=["a", "b"])

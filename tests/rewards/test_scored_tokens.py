@@ -24,11 +24,11 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.02)
 
 
-def score(url: str, **options: Any) -> Any:
+def score(url: str, top_k: int = 0, **options: Any) -> Any:
     told = {"api_key_env": None, "retries": 0, "timeout_s": 10.0} | options
     endpoint = Endpoint(url, "teacher-8b", **told)
     try:
-        return endpoint.score(PROMPT, RESPONSE)
+        return endpoint.score(PROMPT, RESPONSE, top_k)
     finally:
         endpoint.close()
 
@@ -64,6 +64,43 @@ def test_the_token_that_a_server_samples_is_left_out(chat_server, values) -> Non
     scored = score(chat_server.url)
     assert scored.logprobs.tolist() == [-2.5, -0.25]
     assert scored.texts == ["t3", "t4"], "what the server calls them is compared with the tokenizer"
+
+
+def place(**logprobs: Any) -> dict[str, dict[str, Any]]:
+    return {token[1:]: {"logprob": value, "rank": 1, "decoded_token": "?"} for token, value in logprobs.items()}
+
+
+LIKELIEST = [None, place(_6=-1), place(_7=-1), place(_8=-2.5, _3=-0.25, _4=-0.5), place(_4=-1.5, _9=-0.25)]
+
+
+def test_the_likeliest_tokens_are_those_of_vllm(chat_server) -> None:
+    """The place's own token is among them, or comes besides."""
+    chat_server.answers[:] = [(200, {"choices": [answer()["choices"][0] | {"prompt_logprobs": LIKELIEST}]})]
+    scored = score(chat_server.url, top_k=2)
+    assert scored.logprobs.tolist() == [-2.5, -0.25]
+    assert (scored.top_ids.tolist(), scored.top_ids.dtype) == ([[3, 4], [9, 4]], np.int32)
+    assert (scored.top_logprobs.tolist(), scored.top_logprobs.dtype) == ([[-0.25, -0.5], [-0.25, -1.5]], np.float32)
+    assert chat_server.requests[0].body["prompt_logprobs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (None, r"no likeliest tokens \(`prompt_logprobs`\); serve the teacher with vLLM"),
+        (LIKELIEST[:4], "no likeliest tokens"),
+        ([*LIKELIEST[:4], place(_4=-1.5)], "another number of likeliest tokens at each place"),
+        ([*LIKELIEST[:4], place(_4=-1.5, _9=0.5)], "values that are no log-probs"),
+        ([*LIKELIEST[:4], place(_4=float("nan"), _9=-1)], "values that are no log-probs"),
+        ([*LIKELIEST[:4], place(_4=float("-inf"), _9=-1)], "values that are no log-probs"),
+        ([*LIKELIEST[:4], place(_4=None, _9=-1)], "in a form that is not OpenAI's"),
+        ([*LIKELIEST[:4], None], "in a form that is not OpenAI's"),
+        ([*LIKELIEST[:4], {"a": {"logprob": -1}, "b": {"logprob": -2}}], "in a form that is not OpenAI's"),
+    ],
+)
+def test_likeliest_tokens_that_are_none_are_reported(chat_server, given: Any, told: str) -> None:
+    chat_server.answers[:] = [(200, {"choices": [answer()["choices"][0] | {"prompt_logprobs": given}]})]
+    with pytest.raises(EndpointError, match=told):
+        score(chat_server.url, top_k=2)
 
 
 NAN, INFINITE = float("nan"), float("inf")

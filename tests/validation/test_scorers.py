@@ -20,14 +20,14 @@ def pipeline(project, node, *edits):
     return project.pipeline((REF, f"{node}}} #!"), ENGINE, *edits)
 
 
-@pytest.mark.parametrize("node", [ENDPOINT, ON_SERVERS])
+@pytest.mark.parametrize("node", [ENDPOINT, ENDPOINT + ", top_k: 4", ON_SERVERS])
 @pytest.mark.parametrize("backend", ["sglang", "vllm"])
 def test_right_ones_pass(project, node, backend):
     path = pipeline(project, node)
     path.write_text(path.read_text().replace("backend: sglang", f"backend: {backend}"))
     checked = check_file(path)
     assert [warning.place for warning in checked.warnings] == ["engines.reference"] + (
-        ["engines.teacher"] if node is ENDPOINT else []
+        [] if node is ON_SERVERS else ["engines.teacher"]
     )
     assert {"ref", "update"} <= checked.graph.nodes.keys()
 
@@ -61,7 +61,6 @@ CASES = {
         "nodes.ref.statistics",
         "no-such-output",
     ),
-    "the likeliest over an endpoint": (ENDPOINT + ", top_k: 4", "nodes.ref.top_k", "no-such-output"),
     "unknown": (ON_SERVERS.replace("teacher", "teecher"), "nodes.ref.engine", "unknown-engine"),
 }
 

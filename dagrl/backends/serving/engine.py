@@ -138,7 +138,10 @@ class ServerEngine[Spec: ServerSpec](ABC):
         rows = [(batch["prompt_tokens"][row], batch["response_tokens"][row]) for row in range(len(batch))]
         scored = self._scored(rows, min(outputs.top_k, self._capacity.vocabulary))
         columns = {"logprob": Column.ragged([scores.logprobs for scores in scored], "float32")}
-        return columns | (topk_columns(scored, outputs.top_k) if outputs.top_k else {})
+        if not outputs.top_k:
+            return columns
+        ids, logprobs = [scores.top_ids for scores in scored], [scores.top_logprobs for scores in scored]
+        return columns | topk_columns(ids, logprobs, outputs.top_k)
 
     def _scored(self, rows: Sequence[Row], top_k: int = 0) -> list[ResponseScores]:
         self._check([GenerationRequest(prompt, 0, response) for prompt, response in rows], _NO_SAMPLING)

@@ -57,17 +57,19 @@ class TokenScorer:
             raise
 
 
-def topk_columns(scored: Sequence[ResponseScores], top_k: int) -> dict[str, Column]:
-    """The candidates of all rows, as columns of `top_k` candidates: -1 and -inf where the model has fewer."""
-    offsets = np.cumsum([0, *(len(scores.logprobs) for scores in scored)])
+def topk_columns(ids: Sequence[np.ndarray], logprobs: Sequence[np.ndarray], top_k: int) -> dict[str, Column]:
+    """The candidates of all rows, each [tokens, up to `top_k`], as columns: -1 and -inf where the model has fewer."""
+    offsets = np.cumsum([0, *map(len, ids)])
     no_ids, no_logprobs = np.zeros((0, top_k), np.int32), np.zeros((0, top_k), np.float32)
 
     def filled(parts: Sequence[np.ndarray], rest: float) -> list[np.ndarray]:
         return [np.pad(part, ((0, 0), (0, top_k - part.shape[1])), constant_values=rest) for part in parts]
 
-    ids = np.concatenate([no_ids, *filled([scores.top_ids for scores in scored], -1)])
-    logprobs = np.concatenate([no_logprobs, *filled([scores.top_logprobs for scores in scored], -np.inf)])
-    return {"topk_ids": Column(ids, offsets), "topk_logprob": Column(logprobs, offsets)}
+    filled_ids, filled_logprobs = filled(ids, -1), filled(logprobs, -np.inf)
+    return {
+        "topk_ids": Column(np.concatenate([no_ids, *filled_ids]), offsets),
+        "topk_logprob": Column(np.concatenate([no_logprobs, *filled_logprobs]), offsets),
+    }
 
 
 def check_scores(scores: ResponseScores, response: np.ndarray, who: str) -> None:

@@ -61,7 +61,8 @@ def test_a_row_without_a_response_is_not_asked_for() -> None:
 
 
 def test_candidates_that_the_model_does_not_have_are_none() -> None:
-    columns = topk_columns(score(Client(), ROWS[:3], top_k=2), 4)
+    scored = score(Client(), ROWS[:3], top_k=2)
+    columns = topk_columns([each.top_ids for each in scored], [each.top_logprobs for each in scored], 4)
     assert [columns["topk_ids"][row].shape for row in range(3)] == [(1, 4), (2, 4), (3, 4)]
     assert columns["topk_ids"].values[0].tolist() == [0, 1, -1, -1]
     assert columns["topk_logprob"].values[0].tolist() == [0, -1, -np.inf, -np.inf]
