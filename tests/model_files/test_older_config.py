@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dagrl.config.schema import ModelSpec, TokenizerSpec
-from dagrl.model_files.hf_folder import copy_tokenizer, write_hf_folder
+from dagrl.model_files.hf_folder import copy_tokenizer, write_config, write_hf_folder
 
 SIZES = {
     "hidden_size": 64,
@@ -41,7 +41,13 @@ OLDER: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {**MIXTURE, "num_experts": 4, "shared_expert_intermediate_size": 32},
     "qwen3_moe": {**MIXTURE, "num_experts": 4},
-    "qwen3_next": {**MIXTURE, "num_experts": 4, "partial_rotary_factor": 0.25, "linear_num_value_heads": 4},
+    "qwen3_next": {
+        **MIXTURE,
+        "num_experts": 4,
+        "partial_rotary_factor": 0.25,
+        "linear_num_value_heads": 4,
+        "full_attention_interval": 4,
+    },
     "gemma2": {"head_dim": 16},
     "gemma3_text": {
         "head_dim": 16,
@@ -90,6 +96,8 @@ def test_transformers_4_finds_all_it_needs_and_transformers_5_reads_the_same(
             else:
                 assert found[name] == value, name
     read = [AutoConfig.from_pretrained(folder).to_dict() for folder in (tmp_path, tmp_path / "out")]
+    # Where it finds layer_types, the class keeps this one as an unknown key.
+    read[1].pop("full_attention_interval", None)
     of_the_folder = {name: read[0][name] for name in ("_name_or_path", "architectures", "dtype")}
     assert {**read[1], **of_the_folder} == read[0]
 
@@ -115,3 +123,17 @@ def test_a_made_tokenizer_names_a_class_that_transformers_4_has(tmp_path: Path) 
     model = ModelSpec(init={"model_type": "llama"}, tokenizer=TokenizerSpec(kind="bytes"))
     copy_tokenizer(model, tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_servers_read_where_layers_of_gated_delta_nets_stand_and_that_the_tower_adds_to_none(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    tower = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = AutoConfig.for_model(
+        "qwen3_5", text_config={**SIZES, "layer_types": ["linear_attention", "full_attention"] * 3}, vision_config=tower
+    )
+    write_config(tmp_path, config)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["text_config"]["full_attention_interval"] == 2
+    assert written["vision_config"]["deepstack_visual_indexes"] == []
+    assert AutoConfig.from_pretrained(tmp_path).text_config.layer_types == config.text_config.layer_types

@@ -19,7 +19,7 @@ from dagrl.backends.families.config_fields import (
 from dagrl.backends.families.parts import Attention, LinearAttention
 from dagrl.backends.families.shape import ModelShape
 
-_LINEAR = "linear_attention"
+LINEAR = "linear_attention"
 LINEAR_SIZES = ("linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads")
 LINEAR_RANGES = {**dict.fromkeys(LINEAR_SIZES, HEADS), "linear_conv_kernel_dim": COUNT}
 
@@ -30,7 +30,7 @@ class GatedDeltaFamily(Family):
     zero_centred_norms = True
     shares_prefixes = False
     rotates_parts = True
-    layer_kinds = ("full_attention", _LINEAR)
+    layer_kinds = ("full_attention", LINEAR)
     rope_kinds: ClassVar[tuple[str, ...]] = ("default",)
     sizes: ClassVar[tuple[str, ...]] = LINEAR_SIZES
     ranges = {**COMMON_RANGES, **LINEAR_RANGES}
@@ -79,6 +79,6 @@ def linear_layers(config: ConfigFields) -> tuple[bool, ...]:
     """Return for each layer whether it has a gated delta net."""
     layers, kinds = config.size("num_hidden_layers"), config.get("layer_types")
     if kinds:
-        return tuple(kind == _LINEAR for kind in kinds)
+        return tuple(kind == LINEAR for kind in kinds)
     every = config.get("full_attention_interval") or 4
     return tuple((layer + 1) % every != 0 for layer in range(layers))

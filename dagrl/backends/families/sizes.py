@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dagrl.backends.families.base import Family
 from dagrl.backends.families.config_fields import ConfigFields, HfConfig, is_size
-from dagrl.backends.families.gated_delta import linear_layers
+from dagrl.backends.families.gated_delta import LINEAR, linear_layers
 from dagrl.backends.families.registry import UNKNOWN, find_family
 
 
@@ -83,7 +83,7 @@ def sizes_of(config: HfConfig | None) -> ModelSizes:
         heads=size("num_attention_heads"),
         key_value_heads=None if latent else size("num_key_value_heads"),
         linear_heads=size("linear_num_key_heads"),
-        linear_layers=_if_known(lambda: linear_layers(fields)) or () if size("linear_num_key_heads") else (),
+        linear_layers=_if_known(lambda: linear_layers(fields)) or () if LINEAR in traits.layer_kinds else (),
         dense_width=size("intermediate_size") if not mixture or not all(mixture_layers) else None,
         expert_width=width if mixture is not False else None,
         shared_width=size("shared_expert_intermediate_size") or shared_width,

@@ -340,3 +340,15 @@ def test_samples_are_shorter_than_a_window_that_sglang_leaves_out(with_server, p
     (problem,) = project.problems(mistral("sliding_window: 4"))
     assert (problem.place, problem.code) == ("engines.generator.backend", "no-window")
     assert "SGLang ignores the model's sliding window of 4 tokens, which is shorter" in problem.message
+
+
+def test_gated_delta_nets_in_a_pattern_that_sglang_does_not_know(project, with_server):
+    path = with_server("")
+    model = (
+        "model.init={model_type: qwen3_5_text, hidden_size: 64, num_attention_heads: 4, num_key_value_heads: 2, "
+        "intermediate_size: 96, num_hidden_layers: 3, head_dim: 16, layer_types: [%s]}"
+    )
+    linear, full = "linear_attention", "full_attention"
+    assert not check_file(path, [model % ", ".join((linear, full, linear))]).warnings
+    problem = project.only_problem(path, model % ", ".join((full, linear, linear)))
+    assert (problem.code, problem.key) == ("layers-unlike-sglang", "engines.generator.backend")
