@@ -1,4 +1,4 @@
-"""The descriptor of a backend: everything that the rest of dagrl asks of it. Imports neither torch nor Ray."""
+"""The descriptor of a backend: its interface to the rest of dagrl. Imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """Place of a worker among the ranks of its engine, and how they meet."""
+    """Place of a worker among the ranks of its engine, and their rendezvous."""
 
     rank: int
     world_size: int
@@ -37,7 +37,7 @@ class RankContext:
     """Bound of every collective, in seconds."""
     seed: int
     listen_fd: int | None = None
-    """On rank 0: a socket that listens on `master_port` already, so that no other process can take the port."""
+    """On rank 0: a socket that already listens on `master_port`, so that no other process can take the port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class EngineStart:
     keeps_start_weights: bool = False
     """Whether another engine is a ``frozen_copy_of`` it."""
     gpus: tuple[str, ...] = ()
-    """Where replicas are servers: GPUs of the server on this machine, if this rank starts its processes."""
+    """For servers: GPUs of the server on this machine, if this rank starts its processes."""
     run_dir: Path = Path()
 
     def section[Spec: EngineSpec](self, kind: type[Spec]) -> Spec:
@@ -72,11 +72,11 @@ class WeightReader:
     head: Head = "lm"
     """A value head may be missing in the folder."""
     strict: bool = True
-    """Whether it refuses tensors that the model does not have."""
+    """Whether it rejects tensors that are not part of the model."""
     quantised: bool = False
     """Whether it reads quantised weights."""
     checked: bool = True
-    """Whether the folder can be checked: not if options change how it is read."""
+    """Whether the folder can be checked; False if options change how it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class EngineCheck[Spec: EngineSpec]:
     name: str
     engine: Spec
     sizes: ModelSizes
-    """Sizes of its model, as far as they are known."""
+    """The known sizes of its model."""
     findings: Findings
 
     @property
@@ -104,26 +104,26 @@ class Backend[Spec: EngineSpec](ABC):
     requires: tuple[str, ...] = ()
     """Packages that it imports, by their import names."""
     tested: LibraryVersions | None = None
-    """Versions of the first of `requires` that were tested; None for any that dagrl's own requirements allow."""
+    """Tested versions of the first of `requires`; None for all that dagrl's requirements allow."""
     gpu_requires: tuple[str, ...] = ()
     """Further packages on a machine with GPUs."""
     builds_families: bool = False
-    """Whether it builds models from `dagrl.backends.families`, and so can only have those."""
+    """Whether it builds models from `dagrl.backends.families`, and supports no others."""
     any_layout: LayoutChoice | None = None
-    """A layout that every group can have; None if a search cannot lay the engines out."""
+    """A layout for any group; None if a search cannot lay the engines out."""
 
     @abstractmethod
     def build(self, start: EngineStart) -> AnyEngine:
         """Build one rank, whose interface is one of `dagrl.backends.base`. Runs in a worker."""
 
     def preload(self, engine: Spec) -> None:  # noqa: B027 (a backend need not import much)
-        """Import what `build` will import. Runs in a worker while other engines start on the same devices."""
+        """Import the packages of `build`. Runs in a worker while other engines start on the same devices."""
 
     def validate(self, check: EngineCheck[Spec]) -> None:  # noqa: B027 (a backend need not have rules)
-        """Report to `check.findings` what the backend cannot do. Runs in ``dagrl validate``, without torch."""
+        """Report unsupported options to `check.findings`. Runs in ``dagrl validate``, without torch."""
 
     def weight_reader(self, engine: Spec) -> WeightReader | None:
-        """How its ranks read the weights of the model's folder; None if they do not."""
+        """The way in which its ranks read the weights of the model's folder; None if they do not."""
         return WeightReader(engine.head) if engine.weights_from is None else None
 
     def tool_formats(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class Backend[Spec: EngineSpec](ABC):
     def write_hf(self, source: Path, model: ModelSpec, output: Path, engine: Spec | None = None, seed: int = 0) -> None:
         """Write weights in the backend's own format as a Hugging Face folder, with `model`'s config and tokenizer.
 
-        `engine` is the section of the engine that saved them, and `seed` that of its run.
+        `engine` is the section of the engine that saved them, and `seed` the seed of its run.
         """
         raise ValueError(f"weights of backend {self.name} cannot be converted; choose another engine")
 
@@ -154,7 +154,7 @@ class Backend[Spec: EngineSpec](ABC):
         raise ValueError(f"backend {self.name} has no format to convert to; choose another backend")
 
     def start_folder(self, engine: Spec) -> str | None:
-        """A folder of start weights that the engine reads instead of the model's."""
+        """A folder of start weights that the engine reads in place of the model's."""
         return None
 
     # -- planning: without torch, and without a device
@@ -165,15 +165,15 @@ class Backend[Spec: EngineSpec](ABC):
         return memory_in_worker(weights, {}, moment="work", on_gpu=engine.gpu is not None, sleeps=sleeps)
 
     def costs(self, engine: PlannedEngine[Spec]) -> EngineCosts:
-        """Estimate the seconds of its work and moves. Default: those of ranks that hold whole models."""
+        """Estimate the seconds of its work and moves. Default: for ranks that hold whole models."""
         return EngineCosts(engine)
 
     def changes(self, engine: PlannedEngine[Spec], room: Room) -> Iterable[Ladder]:
-        """Yield ways to make it take less memory, those that cost the least time first."""
+        """Yield ways to reduce its memory, the fastest first."""
         return general_ladders(engine)
 
     def savings(self, engine: PlannedEngine[Spec]) -> Iterable[Edit]:
-        """Yield changes that may save time and leave what is computed as it is."""
+        """Yield changes that may save time without changing results."""
         return ()
 
     def suits_machines(self, engine: Spec, group: GroupSpec) -> bool:

@@ -42,11 +42,11 @@ class TokenOutputs:
     """
 
     top_k: int = 0
-    """``topk_ids``, int32 [tokens, top_k], likeliest first, and ``topk_logprob``, float32. Where there are fewer, ids
-    of -1 follow, with log-probs of -inf."""
+    """``topk_ids``, int32 [tokens, top_k], likeliest first, and ``topk_logprob``, float32. Missing ones have ids of -1
+    and log-probs of -inf."""
     at: str | None = None
-    """Column of the batch with token ids, int32 [tokens, k]: ``topk_ids`` and ``topk_logprob`` are of those instead.
-    The log-prob at an id of -1 is -inf."""
+    """Column of the batch with token ids, int32 [tokens, k], which ``topk_ids`` and ``topk_logprob`` then cover
+    instead. The log-prob at an id of -1 is -inf."""
     entropy: bool = False
     """``entropy``, in nats."""
     square_sum: bool = False
@@ -54,7 +54,7 @@ class TokenOutputs:
 
     @property
     def further(self) -> tuple[str, ...]:
-        """The columns that these outputs are returned in, without ``logprob``."""
+        """The columns of these outputs, without ``logprob``."""
         candidates = ("topk_ids", "topk_logprob") if self.top_k or self.at else ()
         asked = {"entropy": self.entropy, "prob_square_sum": self.square_sum}
         return (*candidates, *(name for name, is_asked in asked.items() if is_asked))
@@ -101,7 +101,7 @@ class ValueTokens:
 class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
     """A loss over response tokens or head outputs; it does not depend on micro-batches, packing and ranks.
 
-    One over `ValueTokens` needs an engine with a value or reward head.
+    A loss over `ValueTokens` needs an engine with a value or reward head.
     """
 
     columns: tuple[str, ...]
@@ -110,7 +110,7 @@ class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
     needs_entropy: bool
     candidates: str | None
     """One of `columns` with token ids, int32 [tokens, k], -1 for none: log-probs at these are
-    `ResponseTokens.candidate_logprob`. None for no such log-probs."""
+    `ResponseTokens.candidate_logprob`. None if it reads no such log-probs."""
     temperature: float
     """Log-probs are of logits / temperature, as in sampling. A column ``temperature`` of the batch, one for each row,
     replaces it."""
@@ -145,12 +145,12 @@ class Engine(Protocol):
         """Release device memory down to `residency`: gradients, optimizer and caches first, then weights and
         communicators. Collective; nothing may be generating.
 
-        The host keeps what no other engine sends again. With weights only, just `export_weights` may be called; asleep,
-        nothing.
+        The host keeps contents that no other engine sends again. With weights alone, only `export_weights` may be
+        called; asleep, no method.
         """
 
     def wake(self, residency: Residency) -> None:
-        """Restore what `residency` needs, bit for bit; dropped weights are undefined before the next update.
+        """Restore the contents of `residency`, bit for bit; dropped weights are undefined before the next update.
 
         Collective.
         """
@@ -170,14 +170,14 @@ class SleepReport:
 
 
 class ScoresTokens(Engine, Protocol):
-    """A rank that computes log-probs of given tokens, and may do no more. Ranks of servers do so on their own."""
+    """A rank that computes log-probs of given tokens. Ranks of servers are independent."""
 
     def logprobs(self, batch: Batch, *, temperature: float, tokens_per_micro_batch: int) -> Column:
         """Log-probs of the response tokens of this data-parallel rank's rows, float32, ragged as response_tokens.
 
         `batch` holds prompt_tokens and response_tokens; it may be empty on some ranks. Logits are divided by
-        `temperature`, or where the batch has a column ``temperature`` by that of each row. A server forms batches
-        itself, and computes at temperature 1 alone.
+        `temperature`, or by each row's value in a column ``temperature`` of the batch. A server forms batches itself,
+        and computes at temperature 1 alone.
         """
 
     def token_outputs(
@@ -185,7 +185,7 @@ class ScoresTokens(Engine, Protocol):
     ) -> dict[str, Column]:
         """`logprobs` as column ``logprob``, and the further columns of `outputs`, ragged as response_tokens.
 
-        Servers return likeliest tokens alone.
+        Servers return only likeliest tokens.
         """
 
 
@@ -236,8 +236,9 @@ class TrainEngine(ScoresTokens, Protocol):
     def save(self, folder: Path, *, asynchronous: bool = False) -> None:
         """Write model, optimizer, learning-rate schedule and RNG to `folder`, all ranks together.
 
-        An asynchronous save copies the state to the host and writes it while the engine works; what changes the state
-        waits for the copy. It is complete when `finish_save` returns True on every rank. A further save waits for it.
+        An asynchronous save copies the state to the host and writes it while the engine works; methods that change the
+        state wait for the copy. It is complete when `finish_save` returns True on every rank. A further save waits for
+        it.
         """
 
     def finish_save(self, *, wait: bool) -> bool:
@@ -248,7 +249,7 @@ class TrainEngine(ScoresTokens, Protocol):
         """
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote, in any parallel layout."""
+        """Load a folder written by `save`, in any parallel layout."""
 
 
 type Conversation = Sequence[Mapping[str, Any]]
@@ -283,21 +284,21 @@ class GenerationRequest:
     begun: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Tokens of a partial response to continue, int64. They count towards max_new_tokens."""
     limit: int | None = None
-    """Tokens to sample at most, if they are fewer than max_new_tokens leaves."""
+    """Most tokens to sample, if fewer than max_new_tokens allows."""
     images: tuple[np.ndarray, ...] = ()
-    """Images of the prompt and of `begun`, uint8 [height, width, 3], resized as the model sees them."""
+    """Images of the prompt and of `begun`, uint8 [height, width, 3], resized for the model."""
     image_starts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Index in `begun` of the first token of each of its images, which are the last of `images`, int64."""
     turn_start: int = 0
-    """Index in `begun` from which stop strings count: where the policy's turn begins."""
+    """Index in `begun` from which stop strings count, the start of the policy's turn."""
     sampling: SamplingSpec | None = None
-    """Its own sampling; None if it is that of the call."""
+    """Its own sampling; None for the call's."""
 
     @property
     def context_key(self) -> Hashable:
         """Equal for requests with the same tokens and images.
 
-        Rows share the memory of equal images, so that its address stands for the content.
+        Rows share the memory of equal images, so its address identifies the content.
         """
         return self.prompt.tobytes(), self.begun.tobytes(), tuple(image.ctypes.data for image in self.images)
 
@@ -336,7 +337,7 @@ def not_sampled(tokens: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How many requests a replica should have."""
+    """Numbers of requests for a replica."""
 
     chunk: int
     """Requests to send together: a batch, if batches are decoded one after the other."""
@@ -362,7 +363,7 @@ class GenerateEngine(Engine, Protocol):
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         """Sample one response per request, yielded as they finish, in any order.
 
-        `sampling` is that of requests without their own. Thread-safe.
+        `sampling` applies to requests without their own. Thread-safe.
         """
 
     def abort(self) -> None:
@@ -376,7 +377,7 @@ class ReceivesWeights(GenerateEngine, Protocol):
     """A `GenerateEngine` whose own processes receive weights directly."""
 
     def update_weights(self, route: Route, version: int) -> None:
-        """Replace all weights by those of the senders in `route`, which report failures."""
+        """Replace all weights by the ones from the senders in `route`, which report failures."""
 
 
 type AnyEngine = TrainEngine | GenerateEngine | ScoreEngine
@@ -391,6 +392,6 @@ class StartsGenerating(Protocol):
     ) -> Future[None]:
         """Sample like `generate`, and return at once. Thread-safe.
 
-        `deliver` is called with each completion in a thread of the engine, which it must not hold up. The future ends
-        after the last one, or with what `generate` would raise later on; cancelling it ends the requests.
+        `deliver` is called with each completion in a thread of the engine, which it must not block. The future ends
+        after the last one, or with the exception of `generate`; cancelling it ends the requests.
         """

@@ -1,4 +1,4 @@
-"""Virtual environments of engines: whether they have what the workers of an engine need. Reads files only."""
+"""Virtual environments of engines: checks of the packages that workers need. Reads files only."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def python_in(environment: Path) -> Path:
 
 
 def made_environments() -> dict[str, Path]:
-    """Name -> folder of each environment that was made for the driver's: ``.venv-NAME`` beside ``.venv``."""
+    """Name -> folder of the environments beside the driver's: ``.venv-NAME`` beside ``.venv``."""
     own = Path(sys.prefix)
     pythons = sorted(own.parent.glob(f"{own.name}-*/bin/python"))
     return {path.parents[1].name.removeprefix(f"{own.name}-"): path.parents[1] for path in pythons}
 
 
 def faults(environment: Path, backend: Backend[Any]) -> Iterator[tuple[str, str]]:
-    """Yield what an environment lacks for the workers of a backend: a code and a message."""
+    """Yield the missing packages of an environment for workers of a backend, as a code and a message."""
     remedy = "build it with Python {}.{}, as docs/vllm.md describes".format(*sys.version_info)
     if not python_in(environment).exists():
         made = ", ".join(made_environments())

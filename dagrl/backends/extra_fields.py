@@ -15,8 +15,8 @@ from dagrl.model_files.library_classes import LibraryClass, arguments_of_class
 def check_extra(check: EngineCheck[Any], *, open_sections: Container[str] = ()) -> None:
     """Report fields that dagrl sets itself, that have a place in the file, or that the library lacks.
 
-    The others are warned of once; so are all fields of a class that is not found, and those of `open_sections`, whose
-    class depends on the model.
+    Warn once of the others, of fields of an unknown class, and of fields of `open_sections`, whose class depends on the
+    model.
     """
     untested = []
     for section, given in check.engine.extra.items():
@@ -37,7 +37,7 @@ def check_extra(check: EngineCheck[Any], *, open_sections: Container[str] = ()) 
 
 
 def lacking_field(table: type[LibraryFields], field: str, environment: Path | None) -> str | None:
-    """Say that the library in an environment lacks a field, with the one that is meant; None unless it is known to."""
+    """The message that the library in an environment lacks a field, with a suggestion; None unless this is certain."""
     library = LibraryClass(*table.library_class)
     known = arguments_of_class(library, environment)
     # A class that collects its fields from others at import declares none itself, so none of its names can be checked.

@@ -1,4 +1,4 @@
-"""The engines on the GPUs of each group: what they take in turns, what does not fit, and ``sleep: auto``."""
+"""The engines on the GPUs of each group: memory in turns, misfits, and ``sleep: auto``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import Executor, Plan
 
 ROOM = 0.92
-"""Share of a GPU that engines may fill together; the rest is for what the estimates do not count."""
+"""Share of a GPU that engines may fill together; the rest is for memory outside the estimates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,8 @@ class GroupFit:
 
     @cached_property
     def at_rest(self) -> dict[str, int]:
-        """Bytes that each engine holds while another one works.
-
-        Little if it sleeps. If it stays while others sleep and wake, it has released what only its tasks need.
+        """Bytes that each engine holds while another one works: little if it sleeps, and without the memory of its
+        tasks if it stays awake beside sleepers.
         """
         some_sleep = any(tenant.executor.sleeps for tenant in self.tenants)
         held = {}
@@ -188,7 +187,7 @@ def place(pipeline: Pipeline, graph: Graph) -> Placement:
 
 
 def fit(pipeline: Pipeline, plan: Plan, *, gpu: str = DEFAULT_GPU, shape: ModelShape | None = None) -> Fit:
-    """Estimate what the engines of a plan take; `gpu` is that of groups that name none.
+    """Estimate the memory of a plan's engines; `gpu` applies to groups that name none.
 
     ValueError if the model's shape is unknown or does not suit a layout.
     """
@@ -198,11 +197,11 @@ def fit(pipeline: Pipeline, plan: Plan, *, gpu: str = DEFAULT_GPU, shape: ModelS
 
 
 def with_sleep_decided(estimate: Fit) -> Fit:
-    """Set ``sleep: false`` for engines with ``sleep: auto``: for all of a group if they fit together, or else for those
-    without ``weights_from`` if these do.
+    """Set ``sleep: false`` for engines with ``sleep: auto``: for all of a group if they fit together, otherwise for the
+    engines without ``weights_from`` if these fit.
 
-    Only the latter copy their contents to the host and back; others get new weights after a sleep in any case. Groups
-    that name no GPU keep ``auto``, and take turns.
+    Only these copy their contents to the host and back; others get new weights after a sleep anyway. Groups without a
+    named GPU keep ``auto``, and take turns.
     """
     for group in estimate.groups:
         if estimate.pipeline.groups[group.name].gpu is None:
@@ -221,7 +220,7 @@ def with_sleep_decided(estimate: Fit) -> Fit:
 
 
 def engine_memory(pipeline: Pipeline, plan: Plan, name: str, shape: ModelShape, gpu: Gpu | None) -> EngineMemory:
-    """Estimate one engine of a plan; `shape` is that of the pipeline's model."""
+    """Estimate one engine of a plan; `shape` describes the pipeline's model."""
     return backend_of(pipeline.engines[name]).memory(PlannedEngine(pipeline, plan, name, shape, gpu))
 
 
@@ -248,7 +247,7 @@ def _awake(estimate: Fit, group: GroupFit, engines: list[str]) -> Fit:
 
 
 def _is_roomy(estimate: Fit, before: Fit, name: str) -> bool:
-    """Whether a group fits at each moment with a margin, or is no fuller then than it was."""
+    """Whether a group fits at each moment with a margin, or is no fuller than before."""
     group, earlier = (next(group for group in fit.groups if group.name == name) for fit in (estimate, before))
     assert group.gpu is not None
     margin, was = ROOM * group.gpu.memory_bytes, {moment.what: moment.total for moment in earlier.moments}

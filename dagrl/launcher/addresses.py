@@ -18,7 +18,7 @@ async def listening_address(node_rank: NodeRank) -> str:
     """The address on which rank 0 listens: PET_MASTER_ADDR, which must be an address of this machine.
 
     Kubeflow gives the master `localhost`, and many machines resolve their own name to the loopback interface. Rank 0
-    then listens on all addresses, because only the others know which one reaches it.
+    then listens on all addresses, because only the others know its reachable one.
     """
     address = await _resolve(node_rank.master)
     if address.startswith("127."):

@@ -90,7 +90,7 @@ def _options(part: PartOptions | None, experience: Path | None) -> list[str]:
 
 
 def fetch_models(pipeline: Pipeline) -> None:
-    """Fetch the weights of published models, once on each machine. LaunchError where that fails."""
+    """Fetch the weights of published models, once on each machine. Raises LaunchError on failure."""
     try:
         download(pipeline)
     except HubError as error:

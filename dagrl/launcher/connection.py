@@ -18,7 +18,7 @@ _HEARTBEAT = "heartbeat"
 
 
 class LostError(ConnectionError):
-    """The other side is gone, or sends something else than this protocol."""
+    """The other side is gone, or does not speak this protocol."""
 
 
 class Connection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class LaunchError(Exception):
-    """One sentence on why the machines cannot work together; `code` is the exit code of all of them."""
+    """The reason why the machines cannot work together, in one sentence; `code` is the exit code of all of them."""
 
     def __init__(self, sentence: str, code: int = 1) -> None:
         super().__init__(sentence)

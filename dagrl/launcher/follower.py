@@ -1,4 +1,4 @@
-"""Ranks above 0: connect to rank 0, run Ray when it asks for it, and end when it does."""
+"""Ranks above 0: connect to rank 0, run Ray at its request, and end with it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class _Follower:
             await asyncio.sleep(_PAUSE_S)
 
     async def _obey(self, connection: Connection) -> int:
-        """Do what rank 0 says, until it sends the exit code."""
+        """Execute requests of rank 0, until it sends the exit code."""
         try:
             while True:
                 match await connection.recv():
@@ -131,7 +131,9 @@ class _Follower:
 
     async def _join(self, connection: Connection, head: str, token: str | None) -> None:
         if token is None:
-            raise LaunchError("rank 0 has a token and this machine has none; give all machines the same RAY_AUTH_TOKEN")
+            raise LaunchError(
+                "rank 0 has a token, but this machine has no token; give all machines the same RAY_AUTH_TOKEN"
+            )
         if warning := small_shared_memory():
             self._job.note(warning)
         folder, watch = self._session.enter_context(session(self._job.logs, f"rank{self._job.node_rank.rank}-"))

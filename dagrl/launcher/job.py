@@ -1,4 +1,4 @@
-"""A job, as one of its machines knows it, and the signals that stop it."""
+"""A job from the view of one of its machines, and the signals that stop it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dagrl.orchestrator.cluster.interrupts import ONE_REQUEST_S
 from dagrl.scheduler.machines import Machine
 
 STOP_AT_ONCE = 3
-"""After this many stop signals a machine waits for nothing any more."""
+"""After this many stop signals a machine stops waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The work of this machine, and how it reports to the user."""
+    """The work of this machine, and its reports to the user."""
 
     node_rank: NodeRank
     machine: Machine

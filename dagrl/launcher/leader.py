@@ -85,7 +85,7 @@ class _Leader(Rendezvous):
             code, why = error.code, str(error)
             self._job.note(why)
         finally:
-            # From here on, stop signals change nothing.
+            # From here on, stop signals have no effect.
             self._is_running = False
             if self._node is not None:
                 await self._node.stop(DRIVER)
@@ -139,7 +139,7 @@ class _Leader(Rendezvous):
             raise self._error
 
     async def _change(self, timeout_s: float) -> bool:
-        """Wait until something happens; False after the timeout."""
+        """Wait for an event; False after the timeout."""
         try:
             await asyncio.wait_for(self._changed.wait(), timeout_s)
         except TimeoutError:

@@ -10,7 +10,7 @@ from dagrl.launcher.errors import LaunchError
 _DEFAULT_PORT = 29500
 """torchrun's default."""
 _ALL_SLOTS = ("", "auto", "gpu", "cpu")
-"""torchrun's words for everything the machine has."""
+"""torchrun's words for all slots of the machine."""
 
 
 @dataclass(frozen=True, slots=True)

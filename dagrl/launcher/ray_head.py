@@ -1,4 +1,4 @@
-"""Ray's head as a child process of rank 0: prints who is alive, and ends when its stdin closes.
+"""Ray's head as a child process of rank 0: prints the machines that are alive, and ends when its stdin closes.
 
 `ray start --head` would also open a port for Ray's client. Prints JSON lines: ``{"address": ...}`` once, then
 ``{"alive": [address, ...]}`` at each change.

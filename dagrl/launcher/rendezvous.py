@@ -1,4 +1,4 @@
-"""Rank 0's side of the rendezvous: accepts the other machines, sends them messages, notices when they leave."""
+"""Rank 0's side of the rendezvous: accepts the other machines, sends them messages, and notices their end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another machine, as rank 0 knows it."""
+    """Rank 0's view of another machine."""
 
     rank: int
     machine: Machine
@@ -67,10 +67,10 @@ class Rendezvous:
         """A machine closed its connection, or is lost."""
 
     def stop_requested(self, who: str, count: int) -> None:
-        """A machine got its `count`-th stop signal."""
+        """A machine received its `count`-th stop signal."""
 
     def failed(self, sentence: str) -> None:
-        """The job cannot work, for this reason."""
+        """Called when the job cannot work, with the reason."""
 
     @property
     def token(self) -> str:
@@ -82,7 +82,7 @@ class Rendezvous:
 
     @property
     def own_address(self) -> str:
-        """The address of this machine that the others use."""
+        """The address under which the others reach this machine."""
         return next(iter(self._connections.values())).own_address
 
     async def open(self) -> None:

@@ -1,6 +1,6 @@
 """Writes checkpoints during a run: each executor into a temporary folder, which is then renamed into place.
 
-Each gets a score, by the metric of ``run.keep_best``.
+Each gets a score from the metric of ``run.keep_best``.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class CheckpointWriter:
 
     async def finish(self, state: RunState) -> None:
         """Make the saved states of all executors the newest checkpoint: now, or once they are written."""
-        # A pipeline that trains nothing has its place in the data alone.
+        # A pipeline without training saves only its place in the data.
         folder = self._folders.pop(state.step, None) or self._checkpoints.begin(state.step)
-        # Where nothing is trained, steps are committed side by side, and no save has waited for the checkpoint before.
+        # Without training, steps are committed concurrently, and no save has waited for the previous checkpoint.
         async with self._lock:
             if self._in_background:
                 await self.join()

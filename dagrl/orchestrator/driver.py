@@ -82,7 +82,7 @@ class Driver:
         self._running: dict[asyncio.Task[Event | None], Command] = {}
         """The commands that are being executed, in the order in which they began."""
         self._gave_up: RunError | None = None
-        """Why no further step can begin, if that is an error."""
+        """The error that prevents further steps, if any."""
         self._unsaved: RunState | None = None
         """The state after the last commit, if no checkpoint has it."""
         self._last_commit: float | None = None
@@ -219,12 +219,12 @@ class Driver:
         return self._dynamic_sampling.end_round(run, batch, record) if task.selects else None
 
     async def _may_begin(self, step: int) -> bool:
-        """Wait until the other parts of the pipeline let a step begin. If they never will, it is the end of the run."""
+        """Wait until the other parts of the pipeline let a step begin. The run ends if they never will."""
         began = time.monotonic()
         try:
             begins = await self._exchange.begin(step)
         except RunError as error:
-            # A wait that was too long: the results of the steps before it are saved first.
+            # The wait timed out: the results of earlier steps are saved first.
             self._gave_up, begins = error, False
         if not begins:
             self._events.put_nowait(LastStep(step - 1))
@@ -233,7 +233,7 @@ class Driver:
         return begins
 
     async def _read_prompts(self, run: Run, task: PlannedTask, executor: Executor, batch: BatchIndex) -> None:
-        """Read the prompts of a round; others take the places of those that are too long."""
+        """Read the prompts of a round; further ones replace prompts that are too long."""
         feed, record = self._carried.feed, self._steps.record(run.step)
         assert feed is not None, "a run that only validates reads no prompts for training"
         ids = await feed.take(run, self._dynamic_sampling.prompts(run), record)
@@ -354,13 +354,13 @@ class Driver:
         self._steps.record(save.step).add_move("save", self.plan.executors[save.executor], begin)
 
     async def _commit(self, commit: Commit) -> None:
-        # Calls of the same batch of commands go out first: workers wait for them.
+        # Calls of the same batch of commands are sent first, because workers wait for them.
         await asyncio.sleep(0)
         step, record = commit.step, self._steps.record(commit.step)
         metrics = self._metrics(step)
         self._last_commit = time.time()
         if self.plan.only_validates:
-            # The rest of the step's line is that of its training.
+            # The rest of the step's line belongs to its training.
             metrics = {name: value for name, value in metrics.items() if name.startswith("val/")}
         self.trackers.log(step, metrics)
         if not self.plan.only_validates:
@@ -380,7 +380,7 @@ class Driver:
         self._steps.drop(step)
 
     def _metrics(self, step: int) -> dict[str, float]:
-        """The metrics of a step that is committed now. Raises RunError if the order of prompts needs another one."""
+        """The metrics of a step at its commit. Raises RunError if the order of prompts needs a missing one."""
         record = self._steps.record(step)
         record.add_number("run/restarts", self._restarts.count)
         slots = sum(group.ranks for group in self.pipeline.groups.values())

@@ -1,4 +1,4 @@
-"""A part's exchange with the others: batches of experience, the policy's weights, and the waits for both.
+"""Exchange between the parts of a pipeline: batches of experience, the policy's weights, and waits for both.
 
 The driver calls it before each step and after each commit. `dagrl.orchestrator.folder.experience` has the files.
 """
@@ -31,7 +31,7 @@ _QUIET_S = 10.0
 
 
 class Exchange:
-    """The interface between the driver and its part. This one is of a whole pipeline, which exchanges nothing."""
+    """The interface between the driver and its part. This base class serves whole pipelines, which exchange nothing."""
 
     is_part = False
 
@@ -52,7 +52,7 @@ class Exchange:
         """Begin, with all workers started."""
 
     async def begin(self, step: int) -> bool:
-        """Wait until a step may begin; returns whether it ever will. Raises RunError after a long wait."""
+        """Wait until a step may begin; returns False if it never will. Raises RunError after a long wait."""
         return True
 
     def file(self, step: int) -> tuple[Path, str]:
@@ -60,7 +60,7 @@ class Exchange:
         raise NotImplementedError
 
     def weights_to_write(self, step: int, task: PlannedTask) -> str | None:
-        """The folder to write the weights to that `task` trains in `step`."""
+        """The folder for the weights that `task` trains in `step`."""
         return None
 
     async def load_weights(self, executor: str, groups: WorkerGroups) -> None:
@@ -200,7 +200,7 @@ class Explorer(Exchange):
         except RunError as error:
             if isinstance(error, WorkerLostError) or self.files.weights(newest.version) == newest:
                 raise
-            # The trainer has removed them while they were read, as there are newer ones.
+            # The trainer removed them while they were read, because newer ones exist.
             await self.load_weights(executor, groups)
             return
         self._held[executor] = newest
@@ -220,7 +220,7 @@ class Explorer(Exchange):
 
 
 class Trainer(Exchange):
-    """Is trained on experience, and publishes the weights."""
+    """Trains on experience, and publishes the weights."""
 
     is_part = True
 
@@ -257,7 +257,7 @@ class Trainer(Exchange):
     async def start(self, groups: WorkerGroups) -> None:
         step = self.run.start.step
         needed = step or not all(starts_from_model(self.pipeline, name) for name in self._policies())
-        # Explorers need the first ones even if they begin later.
+        # Explorers need the first weights even if they begin later.
         if not self._interval:
             return
         if needed and not self.files.weights(step):
@@ -266,7 +266,7 @@ class Trainer(Exchange):
                 what = f"{name} to write its weights to {folder}"
                 await groups[name].call_all(what, Worker.publish_weights, str(folder / name))
             self.files.publish_weights(step, self._used[step])
-        # Only now, or explorers would return to the start weights for a while.
+        # Only now, because explorers would otherwise return to the start weights for a while.
         self.files.remove_weights_after(step)
 
     def _policies(self) -> list[str]:
@@ -311,7 +311,7 @@ class Trainer(Exchange):
         return not left and bool(there or explorers) and all(ended for _, ended in explorers.values())
 
     def _why_unusable(self, path: Path) -> str | None:
-        """Why a batch is not for this part, in a sentence."""
+        """The reason why a batch does not belong to this part, as a sentence."""
         try:
             origin, columns = origin_of(path)
         except ValueError as error:
@@ -361,7 +361,7 @@ def _turn_of(batch: Path) -> tuple[int, str]:
 
 
 def open_exchange(prepared: PreparedPipeline, folder: RunFolder, experience: Path) -> Exchange:
-    """The exchange of a part, or that of a whole pipeline."""
+    """The exchange of a part or of a whole pipeline."""
     part = prepared.part
     if part is None:
         return Exchange(prepared, folder, experience)

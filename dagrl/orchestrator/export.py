@@ -27,8 +27,8 @@ def export_run(
 ) -> str:
     """Write the policy of a run as a Hugging Face folder, or its `adapter` as a PEFT folder; returns a line about it.
 
-    At its newest checkpoint, or that of `step`, or the `best` one.
-    ValueError where an argument names nothing that can be exported, OSError where the export fails.
+    Exports the newest checkpoint, the one of `step`, or the `best` one. ValueError if an argument names nothing to
+    export, OSError if the export fails.
     """
     file = run / "pipeline.yaml"
     if not file.is_file():
@@ -76,7 +76,7 @@ def convert(source: Path, output: Path, to: str, model: Path | None = None) -> s
 
 
 def policies(pipeline: Pipeline) -> list[str]:
-    """The engines that are exported without being named: all that are trained, but for critics beside policies."""
+    """The engines that are exported by default: all trained ones, except critics beside policies."""
     trained = _trained(pipeline)
     return [name for name in trained if pipeline.engines[name].head == "lm"] or trained
 

@@ -18,10 +18,10 @@ class RunOutcome:
     before: bool = False
     """Whether the run had finished before."""
     changed: str = ""
-    """How the pipeline differs from that of the finished run."""
+    """Differences from the pipeline of the finished run."""
     seconds: float | None = None
-    """Duration since this start."""
+    """Duration since the start of this call."""
     only_validated: bool = False
-    """Whether the run has validated step `step`, and trained nothing."""
+    """Whether the run validated step `step` without training."""
     policies: tuple[str, ...] = ()
     """Trained engines whose weights can be exported."""

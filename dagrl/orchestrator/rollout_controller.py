@@ -46,12 +46,12 @@ class RolloutReports:
     batch: BatchIndex
     record: StepRecord
     shard_done: Callable[[int], None]
-    """Called when a shard is complete. Not for the last ones: the end of the rollout reports those."""
+    """Called when a shard is complete, except for the last ones, which the end of the rollout reports."""
     progress: Callable[[Progress], None]
     sampled: dict[WorkerId, int]
     """Worker -> tokens that its engine had sampled at its last heartbeat. Kept from one rollout to the next."""
     request_limits: dict[tuple[str, int], RequestLimits] = field(default_factory=dict)
-    """Engine and longest row -> how many requests its servers take. Kept from one rollout to the next."""
+    """Engine and longest row -> requests that its servers accept. Kept from one rollout to the next."""
 
 
 class RolloutController:
@@ -69,7 +69,7 @@ class RolloutController:
         carried: Sequence[Carried],
         weights: PendingWeights | None = None,
     ) -> None:
-        """`carried`: prompts of the run that earlier steps have left. `weights`: the servers wait for these first."""
+        """`carried`: prompts of the run left by earlier steps. `weights`: the servers wait for these first."""
         node = pipeline.nodes[task.node]
         assert isinstance(node, RolloutNode)
         self._run, self._task, self._node, self._pipeline = run, task, node, pipeline
@@ -105,21 +105,21 @@ class RolloutController:
         """Worker -> tokens that its heartbeats have reported, and no block so far."""
         self._tokens = 0
         self._start: float | None = None
-        """When the first server started. Before that they may wait for weights."""
+        """Start time of the first server. Before it, servers may wait for weights."""
 
     def retry(self, run: Run, servers: Sequence[WorkerHandle], weights: PendingWeights | None = None) -> None:
         """Prepare a further attempt. `run` has the shards that are not complete."""
         self._run, self._servers, self._weights = run, servers, weights
         self._attempt, self._first_chunk = self._attempt + 1, len(self.chunks)
         self._calls, self._balancer, self._stopped, self._losses = TaskGroup(), None, False, []
-        # Partial rollouts may be lost with a machine. Responses start again, with the same random draws; agents go on
-        # if their worker lives.
+        # Partial rollouts may be lost with a machine. Responses start again, with the same random draws; agents
+        # continue if their worker lives.
         self._begun = {group: begun for group, begun in self._begun.items() if isinstance(begun, PausedGroup)}
         if self._account is not None:
             self._account.restart([group for group in self._missing if group not in self._begun])
 
     def _groups_of(self, carried: Sequence[Carried]) -> Iterator[tuple[int, Carried]]:
-        """The group of each prompt. A new group, which comes later, may be of the same prompt."""
+        """The group of each prompt. A later, new group may have the same prompt."""
         groups: dict[int, deque[int]] = {}
         for group in self._groups if carried else ():
             groups.setdefault(self._reports.batch.prompt(group), deque()).append(group)
@@ -164,11 +164,13 @@ class RolloutController:
         return [Carried(prompt(group), self._begun.get(group), self._account.left(group)) for group in self._missing]
 
     async def _request_limits(self) -> RequestLimits:
-        """How many rows a server takes. The engine's limits never change, so the first server is asked once."""
+        """Number of rows that a server accepts. The engine's limits never change, so only the first server is queried,
+        once.
+        """
         longest = self._longest()
         request_limits, key = self._reports.request_limits, (str(self._task.engine), longest)
         if key not in request_limits:
-            what = f"{self._task.engine} to tell how many requests it takes"
+            what = f"{self._task.engine} to report its request limits"
             request_limits[key] = await self._servers[0].call(what, Worker.request_limits, longest)
         if self._node.agent_spec is None:
             return request_limits[key]
@@ -256,7 +258,7 @@ class RolloutController:
     # -- from the servers
 
     def _add_finished(self, block: Block, worker: WorkerId) -> int:
-        """Add finished groups to the batch; returns how many there are."""
+        """Add finished groups to the batch; returns their number."""
         batch = self._reports.batch
         arrival = batch.arrived(self._task.name, block.rows)
         batch.add(self._task.name, block)
@@ -299,7 +301,7 @@ class RolloutController:
             self._unreported[worker] = self._unreported.get(worker, 0) - int(block.counts["sampled"].sum())
 
     def _count_lost(self) -> None:
-        """Count the samples that lost servers have reported."""
+        """Count the samples reported by lost servers."""
         for worker in dict.fromkeys(worker for loss in self._losses for worker in loss.lost):
             mine = [groups for server, groups in self.chunks[self._first_chunk :] if self._servers[server].id == worker]
             groups = [group for chunk in mine for group in chunk if group in self._missing]
@@ -322,7 +324,7 @@ class RolloutController:
 
 
 class Rollouts:
-    """Starts the rollouts of a run, and continues those that have lost servers."""
+    """Starts the rollouts of a run, and continues rollouts that lost servers."""
 
     def __init__(
         self,
@@ -337,7 +339,7 @@ class Rollouts:
         self._pipeline, self._groups, self._syncs, self._recorder = pipeline, groups, syncs, recorder
         self._progress, self._report = progress, report
         self._interrupted: dict[tuple[int, str], RolloutController] = {}
-        """Step and task -> a rollout that has lost servers and will continue."""
+        """Step and task -> a rollout that lost servers and will continue."""
         self._on: dict[str, RolloutController] = {}
         """Executor -> the rollout that it runs, or that is queued behind a weight sync."""
         self._sampled: dict[WorkerId, int] = {}
@@ -355,12 +357,12 @@ class Rollouts:
         committed: int,
         carried: Sequence[Carried],
     ) -> RolloutController:
-        """Run a rollout, or continue one that has lost servers. Raises RunError; see `RolloutController`."""
+        """Run a rollout, or continue one that lost servers. Raises RunError; see `RolloutController`."""
         servers, weights = self._groups.servers(executor), self._syncs.pending(executor.name)
         if rollout := self._interrupted.pop((run.step, task.name), None):
             rollout.retry(run, servers, weights)
         else:
-            # Before over-sampling leaves open which groups are the batch.
+            # Called before over-sampling, which makes the batch's groups uncertain.
             recording = self._recorder.begin(run, task, executor, batch)
 
             def shard_done(shard: int) -> None:
@@ -383,7 +385,7 @@ class Rollouts:
         return rollout
 
     def lose(self, executor: str, loss: WorkerLostError) -> None:
-        """A weight sync has lost workers of an executor: its rollout, which may wait for the weights, ends."""
+        """A weight sync lost workers of an executor: its rollout, which may wait for the weights, ends."""
         if rollout := self._on.get(executor):
             rollout.lose(loss)
 

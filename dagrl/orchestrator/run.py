@@ -40,7 +40,7 @@ def run_pipeline(
 ) -> RunOutcome:
     """Train from the start, or from the last checkpoint in the run folder; or validate alone, as `RunSpec` says.
 
-    `experience`: the folder where a part of a pipeline meets the others. Default: ``experience`` in the run folder.
+    `experience`: the folder through which parts of a pipeline exchange data. Default: ``experience`` in the run folder.
 
     Raises RunError for any failure, RefusedFolderError if the folder is not for this run. If workers are lost that
     cannot be restarted one by one, all workers restart from the last checkpoint.
@@ -74,7 +74,7 @@ def _go_on(
 ) -> RunOutcome:
     """Run from the last checkpoint until the end, a failure or `stop_at`, by the monotonic clock.
 
-    `failure` is that of the start before, in words; empty for the first start.
+    `failure` describes the previous start's failure; empty for the first start.
     """
     loaded, rows = prepared.loaded, sum(prepared.train_rows.values())
     pipeline = loaded.pipeline
@@ -225,7 +225,7 @@ def plan_validation(checked: CheckedPipeline, validated: RunState | None) -> Pre
 
 
 def _on_start_weights(pipeline: Pipeline, name: str) -> EngineSpec:
-    """The section of an engine, which loads a model's folder itself if its source has the same weights."""
+    """The section of an engine. The engine loads a model's folder itself if its source has the same weights."""
     engine = pipeline.engines[name]
     source = pipeline.engines.get(engine.weights_from or "")
     if source is None or pipeline.model_of(name).path is None or backend_of(source).start_folder(source):

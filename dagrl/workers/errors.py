@@ -1,4 +1,4 @@
-"""How a run fails: exceptions that name the node, the worker and the cause."""
+"""Failures of a run: exceptions that name the node, the worker and the cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dagrl.scheduler.plan import WorkerId
 
 
 class RunError(Exception):
-    """A run cannot continue. `node` and `worker` are empty if the failure is not theirs."""
+    """A run cannot continue. `node` and `worker` are empty if the failure belongs to none."""
 
     def __init__(self, cause: str, *, node: str = "", worker: str = "", hint: str = "", details: str = "") -> None:
         super().__init__(cause)

@@ -13,10 +13,10 @@ _TRIES = 100
 
 
 def listen(address: str) -> socket.socket:
-    """Listen on a free port that the kernel gives to no outgoing connection, if there are such ports.
+    """Listen on a free port outside the kernel's range for outgoing connections, if there is one.
 
-    An engine's process that listens on the port later, after the imports of many seconds, would find a connection of
-    another program there. Raises OSError if no port is free.
+    Otherwise another program could use the port before an engine's process, which imports for many seconds, listens on
+    it. Raises OSError if no port is free.
     """
     end = int(_LOCAL_PORTS.read_text().split()[0]) if _LOCAL_PORTS.exists() else _FIRST
     ports = range(_FIRST, end)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import ray
 
 BUCKET_BYTES = 2**28
-"""Weights that are in memory together when they are written, read or digested."""
+"""Bytes of weights that are in memory together when they are written, read or digested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Usage:
     """Tokens, operations and memory of one rank."""
 
     tokens: int
-    """Tokens that went through the model, or that it sampled. 0 from ranks that are not output ranks."""
+    """Tokens that the model processed or sampled. 0 from ranks that are not output ranks."""
     flops: int | None
     """Model operations on those tokens, over all ranks that share them. None if they are not counted."""
     peak_flops_per_s: float | None
@@ -50,13 +50,13 @@ class Block:
     rows: np.ndarray
     """Row ids, int64. Empty if the rank is not an output rank."""
     ref: Any
-    """The object with the columns, which other blocks may share, or None without columns. In the worker that has
-    computed them it is the batch itself."""
+    """The object with the columns, which other blocks may share, or None without columns. In the worker that computed
+    them it is the batch itself."""
     tokens: np.ndarray | None
     """Tokens that the block adds to each row, int64; load balancing counts them. None if it adds none."""
     start: float
     end: float
-    """When the work started and ended, in seconds since the epoch."""
+    """Start and end of the work, in seconds since the epoch."""
     shards: tuple[int, ...] = ()
     stats: dict[str, Stat] = field(default_factory=dict)
     usage: Usage | None = None
@@ -117,7 +117,7 @@ class Heartbeat:
     """Progress of a worker that generates: sent when it starts a chunk, then each second in which it advances."""
 
     sampled_tokens: int
-    """Tokens that the engine has sampled since it was built."""
+    """Tokens that the engine sampled since it was built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class StreamMessage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Where a worker runs."""
+    """The place of a worker."""
 
     host: str
     address: str
@@ -150,7 +150,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class StartEngine:
-    """All that a worker needs to become one rank of an executor."""
+    """Everything that a worker needs to become one rank of an executor."""
 
     pipeline: Pipeline
     folder: Path | None
@@ -171,7 +171,7 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Weights that one rank of a trainer has sent in a weight sync."""
+    """Weights that one rank of a trainer sent in a weight sync."""
 
     seconds: float
     nbytes: int
@@ -198,7 +198,7 @@ class UpdateWeightsRequest:
 
 @dataclass(frozen=True, slots=True)
 class ColumnsToStore:
-    """An object of Ray's store, and which of its columns are recorded."""
+    """An object of Ray's store, and the columns of it that are recorded."""
 
     ref: ray.ObjectRef
     names: tuple[str, ...]

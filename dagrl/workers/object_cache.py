@@ -1,9 +1,9 @@
 """The object cache: a worker's own (`ObjectCache`) and the driver's view of it (`CacheView`).
 
 An engine's worker keeps the objects that it reads, and its own outputs, until their step is committed: an update reads
-what the log-probs of its rows were computed from. Messages name such objects by key, because the worker asks the driver
-about each ref in a message, and opening an object takes longer than selecting rows of it. Cached objects are views of
-Ray's object store, so the cache takes no extra memory.
+the columns from which the log-probs of its rows were computed. Messages name such objects by key, because the worker
+asks the driver about each ref in a message, and opening an object takes longer than selecting rows of it. Cached
+objects are views of Ray's object store, so the cache takes no extra memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dagrl.ops.work import CacheKey, EngineWork, PartialRollout, PartWork
 
 
 class ObjectTimeoutError(TimeoutError):
-    """Objects do not arrive: the process that holds them has died, or cannot be reached."""
+    """Objects do not arrive, because the process that holds them has died or cannot be reached."""
 
 
 def get_objects(refs: Sequence[ray.ObjectRef], timeout_s: float, what: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Evaluates the `profile` section: which runs, which engines, which Python. Without torch, for the driver."""
+"""Evaluates the `profile` section: the profiled runs and engines, and their Python. Without torch, for the driver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNDER_NSYS = "NSYS_PROFILING_SESSION_ID"
 
 
 def python_of(pipeline: Pipeline, engine: str, rank: int, run_dir: Path) -> str | None:
-    """The command that replaces Python for a rank of `engine`: that of its environment, or one under nsys.
+    """The command that replaces Python for a rank of `engine`: its environment's Python, or Python under nsys.
 
     None for the driver's Python. Reports of nsys go to ``profile/ENGINE-RANK.*.nsys-rep``, one for each profiled step.
     If dagrl itself runs under nsys, that one traces the workers. Raises RunError if nsys is not installed.

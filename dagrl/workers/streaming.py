@@ -91,7 +91,7 @@ class HeartbeatLimiter:
 
 
 class WeightVersionGate:
-    """Blocks work that was queued behind a weight sync until the weights have arrived."""
+    """Blocks work queued behind a weight sync until the weights arrive."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

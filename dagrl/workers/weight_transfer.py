@@ -31,7 +31,7 @@ class WeightTransfer:
     def __init__(self, engine: TrainEngine, rank: int, route: WeightRoute, timeout_s: float) -> None:
         """`timeout_s` bounds every wait for the other side."""
         self._rank, self._route = rank, route
-        # One rank broadcasts: each receiver gets all bytes over its own link, however many ranks send them, and each
+        # One rank broadcasts: each receiver gets all bytes over its own link, for any number of senders, and each
         # further sender would cost every receiver a communicator of half a GiB.
         exporter = engine.weight_exporter(route.bucket_bytes, by_owner=route.way != "broadcast")
         self._exporter = exporter if route.fp8 is None else Fp8Exporter(exporter, route.fp8)
@@ -109,7 +109,7 @@ def _route(request: UpdateWeightsRequest, rank: int, timeout_s: float) -> Route:
 
 
 def write_weights(engine: TrainEngine, model: ModelSpec, folder: Path, *, writes: bool) -> None:
-    """Write the weights of an engine as a Hugging Face folder. Collective; one rank `writes`, and has them.
+    """Write the weights of an engine as a Hugging Face folder. Collective; the rank with `writes` has and writes them.
 
     Raises OSError.
     """
@@ -127,7 +127,7 @@ def write_weights(engine: TrainEngine, model: ModelSpec, folder: Path, *, writes
 
 
 def read_weights(engine: GenerateEngine, folder: Path, version: int) -> None:
-    """Load the weights that `write_weights` has written. Raises OSError or ValueError."""
+    """Load the weights written by `write_weights`. Raises OSError or ValueError."""
     from dagrl.model_files.stored_weights import SafetensorsFolder
 
     source = SafetensorsFolder(folder)

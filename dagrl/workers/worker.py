@@ -103,7 +103,7 @@ class Worker:
         method, args, kwargs = deserialize(data, refs)
         return method(self, *args, **kwargs)
 
-    # The driver owns what these two return, so that columns outlive the worker.
+    # The driver owns the results of these two methods, so that columns outlive the worker.
 
     @ray.method(num_returns=2)
     def run_task(self, data: bytes, refs: list[ray.ObjectRef]) -> tuple[bytes, Batch | None]:
@@ -132,7 +132,7 @@ class Worker:
     # -- start
 
     def describe(self) -> WorkerInfo:
-        """Where this worker is. It listens on the port from now on."""
+        """The place of this worker, which listens on the port from now on."""
         address = ray.util.get_node_ip_address()
         self._listener = listen(address)
         port = self._listener.getsockname()[1]
@@ -153,7 +153,7 @@ class Worker:
 
     def start(self, setup: StartEngine) -> None:
         """Become the rank that `setup` describes. Collective over the executor's ranks."""
-        # Machines that `dagrl launch` did not start on have fetched nothing yet; the first worker there does.
+        # On machines where `dagrl launch` did not start, the first worker fetches the model.
         download(setup.pipeline)
         self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
         record_calls(setup.run_dir, socket.gethostname())
@@ -171,11 +171,11 @@ class Worker:
 
             self._profiler = make_profiler(setup)
             assert self._listener is not None, "start before describe"
-            # The rank at which the others meet: the socket is the engine's from now on.
+            # The other ranks meet at this one: from now on, the engine owns the socket.
             is_meeting_point = self._listener.getsockname() == (setup.master_addr, setup.master_port)
             self._engine = make_engine(setup, self._listener.detach() if is_meeting_point else None)
             self._meter = Meter(setup.pipeline)
-        # Engines collect garbage when they sleep. Scanning the objects that exist now takes half a second.
+        # Engines collect garbage when they sleep. Freezing the existing objects saves half a second of scanning.
         gc.collect()
         gc.freeze()
 
@@ -227,7 +227,7 @@ class Worker:
             return self._generator.sampled_tokens
 
         background = BackgroundIterator(outputs())
-        # Tells the driver that it may send the next chunk, which keeps chunks in order.
+        # Signals that the driver may send the next chunk, which keeps chunks in order.
         yield StreamMessage((Heartbeat(sampled_tokens()),))
         while (made := background.take(HEARTBEAT_S, work.gather_s)) is not None:
             if self._aborted == rollout:
@@ -295,7 +295,7 @@ class Worker:
         write_weights(self._trainer, model, Path(folder), writes=self._rank == 0)
 
     def load_published(self, folder: str, version: int) -> None:
-        """Load the weights that another run's `publish_weights` has written. Raises OSError, ValueError."""
+        """Load the weights written by another run's `publish_weights`. Raises OSError, ValueError."""
         from dagrl.workers.weight_transfer import read_weights
 
         read_weights(self._generator, Path(folder), version)
@@ -337,7 +337,7 @@ class Worker:
     def store_columns(self, folder: Path, wanted: Sequence[ColumnsToStore]) -> list[StoredBlock]:
         """Store columns of objects in a folder. Raises OSError, ObjectTimeoutError."""
         store = ColumnStore(folder)
-        # One after the other: together they may be larger than the memory.
+        # One after the other, because together they may exceed the memory.
         return [
             store.put_block(get_objects([columns.ref], self._timeout_s, "columns to record")[0], columns.names)
             for columns in wanted

@@ -1,8 +1,8 @@
-"""The contract of a model family, with the answers of a dense model like Llama as defaults.
+"""The contract of a model family, with the properties of a dense model like Llama as defaults.
 
 A family is one module with a `Family` subclass and an instance of it as ``FAMILY``. It says how a Hugging Face config
 becomes a `ModelShape`, from which tensors, parameters and operations follow; which configs the Megatron backend can
-train exactly; and what inference engines can do with the family.
+train exactly; and the features that inference engines support.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Family:
     """The ``model_type`` in Hugging Face's config.json."""
 
     bridged: ClassVar[bool] = False
-    """Whether megatron-bridge's provider builds the Megatron model. `transformer_fields` are then those that it sets
-    otherwise, and `rope_arguments` are not used."""
+    """Whether megatron-bridge's provider builds the Megatron model. `transformer_fields` are then the fields that it
+    sets differently, and `rope_arguments` are not used."""
     has_tables: ClassVar[bool] = True
     """Whether the tensors of `shape` are all of a checkpoint, with their places in Megatron. If not, megatron-bridge
     converts the weights."""
@@ -47,7 +47,7 @@ class Family:
     # -- fields of the config
 
     sizes: ClassVar[tuple[str, ...]] = ()
-    """Fields that a config.json must say, beside the usual sizes."""
+    """Fields that a config.json must have, beside the usual sizes."""
     expert_count: ClassVar[tuple[str, ...]] = ()
     """Names of the field with the number of experts, the family's own first; empty for dense models."""
     expert_width: ClassVar[str] = "moe_intermediate_size"
@@ -56,13 +56,13 @@ class Family:
     """Whether norms multiply with 1 + weight, so that the weights of a new model are zeros."""
     ranges: ClassVar[Mapping[str, Range]] = COMMON_RANGES | EXPERT_RANGES
     heads_divide_hidden: ClassVar[bool] = False
-    """Whether transformers demands it, whatever the head_dim."""
+    """Whether transformers requires it for any head_dim."""
 
     shares_prefixes: ClassVar[bool] = True
-    """Whether the keys and values of a prompt are all that the rows behind it need."""
+    """Whether responses need only the keys and values of their prompt."""
     has_vision: ClassVar[bool] = False
 
-    # -- what the Megatron backend computes as Hugging Face does
+    # -- features that the Megatron backend computes like Hugging Face
 
     required: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Fields with the only values that the backend can build, the usual one first. Null means the usual one."""
@@ -77,12 +77,12 @@ class Family:
     transformer_defaults: ClassVar[MegatronFields] = {}
     """Fields of Megatron's TransformerConfig that suit the family, and that a pipeline file may change."""
 
-    # -- what inference engines can do
+    # -- features of inference engines
 
     reports_routed_experts: ClassVar[bool] = True
     """Whether they can report the experts that each token was sent to."""
     serves_dense_layers: ClassVar[bool] = True
-    """Whether they load a mixture some of whose layers have no experts."""
+    """Whether they load a mixture with dense layers."""
 
     def fields(self, config: HfConfig) -> ConfigFields:
         """Return the fields of a config, with the defaults of its class in the installed transformers."""
@@ -169,14 +169,14 @@ class Family:
         }
 
     def sizes_left_out(self, config: HfConfig) -> list[str]:
-        """Return the sizes that a config.json must say and does not: its class has those of another model."""
+        """Return the missing sizes of a config.json that have no usable default in its class."""
         needed: list[tuple[str, ...]] = [(name,) for name in (*_COMMON_SIZES, *self.sizes)]
         if self.expert_count:
             needed += [self.expert_count, ("num_experts_per_tok",), (self.expert_width,)]
         return [names[0] for names in needed if all(config.get(name) is None for name in names)]
 
     def conflicts(self, config: HfConfig) -> Iterator[str]:
-        """Yield contradictions between fields, with remedies: its model would fail, or compute wrongly."""
+        """Yield contradictions between fields, with remedies, for models that would fail or compute wrongly."""
         yield from self.conflicts_of_heads(config)
         chosen = config.get("num_experts_per_tok")
         name = next((name for name in self.expert_count if is_size(config.get(name))), None)
@@ -192,7 +192,7 @@ class Family:
     def conflicts_of_heads(self, config: HfConfig) -> Iterator[str]:
         """Yield contradictions between the sizes of attention."""
         if is_size(config.get("kv_lora_rank")):
-            return  # Latent attention in a family that is not known: the sizes of its heads are independent.
+            return  # In latent attention of an unknown family the sizes of heads are independent.
         heads, hidden, groups, head_dim = (
             config.get(name) for name in ("num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
         )
@@ -210,7 +210,7 @@ class Family:
             yield f"num_key_value_heads {groups} does not divide num_attention_heads {heads}; choose a divisor"
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
-        """Yield fields that the Megatron backend cannot build, or would compute otherwise, each with the reason.
+        """Yield fields that the Megatron backend cannot build, or would compute differently, each with the reason.
 
         Their values are among `ranges`.
         """
@@ -229,7 +229,7 @@ class Family:
         yield from ((field, message) for message in self.unsupported_rope(config, config.get(field) or {}))
 
     def unsupported_rope(self, config: ConfigFields, rope: HfConfig) -> Iterator[str]:
-        """Yield what the Megatron backend would compute otherwise of a rotary embedding."""
+        """Yield properties of a rotary embedding that the Megatron backend would compute differently."""
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in self.rope_kinds:
             known = " or ".join(self.rope_kinds)
@@ -253,19 +253,19 @@ class Family:
 
 
 def odd_width(config: HfConfig, name: str) -> Iterator[str]:
-    """Yield the conflict of a head's width that is odd."""
+    """Report an odd width of a head."""
     if is_size(config.get(name)) and config[name] % 2:
         yield f"{name} {config[name]} is odd, and the rotary embedding turns pairs; choose an even size"
 
 
 def mixture_after_dense_layers(config: ConfigFields) -> tuple[bool, ...]:
-    """Say of each layer whether it is behind the first ``first_k_dense_replace`` ones, which have no experts."""
+    """Whether each layer is behind the first ``first_k_dense_replace`` ones, which have no experts."""
     first = config.optional("first_k_dense_replace") or 0
     return tuple(layer >= first for layer in range(config.size("num_hidden_layers")))
 
 
 def weight_of_one_expert(config: ConfigFields) -> Iterator[tuple[str, str]]:
-    """Yield the warning for a mixture whose weights of experts are normalised, and that chooses a single one."""
+    """Yield the warning for a mixture that normalises the weights of a single chosen expert."""
     if config.get("num_experts_per_tok") == 1:
         message = "the weight of a single chosen expert is always 1, so routers get no gradient and stay as they are"
         yield "num_experts_per_tok", f"{message}; choose 2 or more to train them"

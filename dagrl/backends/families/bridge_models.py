@@ -24,7 +24,7 @@ def is_installed() -> bool:
 
 @cache
 def bridge_models() -> frozenset[str]:
-    """Return the types of language models that it builds as Megatron's GPTModel; empty where it is not installed."""
+    """Return the types of language models that it builds as Megatron's GPTModel; empty if it is not installed."""
     folder = _folder()
     if folder is None:
         return frozenset()

@@ -1,7 +1,7 @@
 """Fields of a Hugging Face config: read with the defaults of its class, and checked one by one.
 
-A `Range` says the values that a field can have. The config class of the installed transformers says the type of all
-other fields, and which fields may be null; it refuses anything else when an engine reads the config.
+A `Range` gives the possible values of a field. The config class of the installed transformers gives the types of all
+other fields, and the fields that may be null; it rejects anything else when an engine reads the config.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ type MegatronFields = dict[str, Any]
 
 
 class ConfigFields(ChainMap[str, Any]):
-    """Fields of a config, with the defaults of its class behind them."""
+    """Fields of a config, with the defaults of its class as a fallback."""
 
     def size(self, *names: str) -> int:
-        """Return a size under one of these names; the config goes before its class. ValueError where there is none."""
+        """Return a size under one of these names; the config precedes its class. ValueError without one."""
         for source in self.maps:
             for name in names:
                 if source.get(name) is not None:
@@ -37,7 +37,7 @@ class ConfigFields(ChainMap[str, Any]):
         raise ValueError(f"the model's config does not say {names[0]}; add it")
 
     def optional(self, name: str) -> int | None:
-        """Return a size that need not be there; None where the config says null, or anything but a size."""
+        """Return an optional size; None if the config has null, or anything but a size."""
         value = self.get(name)
         return value if is_size(value) else None
 
@@ -54,7 +54,7 @@ class Range:
     words: str
     holds: Callable[[Any], bool]
     nullable: bool = True
-    """Whether null is left to the config class; if not, models cannot do without the field."""
+    """Whether the config class handles null; otherwise models require the field."""
 
 
 def whole(low: int, high: int, *, nullable: bool = True) -> Range:
@@ -68,11 +68,11 @@ def number(words: str, holds: Callable[[float], bool], *, nullable: bool = True)
 
 
 def _is_number(value: object) -> TypeIs[float]:
-    # The bound: a larger whole number has no float.
+    # The bound excludes whole numbers that are too large for a float.
     return isinstance(value, float) or (isinstance(value, int) and is_whole(value) and abs(value) < 10**300)
 
 
-# The bounds are far above any model that has been trained, and far below what a run, or a plan, would not survive.
+# The bounds are far above any trained model, and far below sizes that would break a run or a plan.
 WIDTH = whole(1, 2**21)
 RANK = whole(1, 2**18)
 HEADS = whole(1, 2**14)
@@ -122,23 +122,23 @@ _ROPE_RANGES: dict[str, Range] = {
     "truncate": Range("true or false", lambda value: isinstance(value, bool)),
     **dict.fromkeys(("rope_type", "type"), Range("text", lambda value: isinstance(value, str))),
 }
-"""The same for ``rope_parameters``, which older files call ``rope_scaling``."""
+"""Ranges of ``rope_parameters``, which older files call ``rope_scaling``."""
 _NULL_IN_ROPE = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
 _NEEDED_BY_ROPE = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
 }
-"""Kind of rotary embedding -> the other parameters that it needs."""
+"""Kind of rotary embedding -> its required parameters."""
 
 
 def wrong_values(config: HfConfig, types: Mapping[str, str], ranges: Mapping[str, Range]) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a config with a value that they cannot have, each with the expected values and its own.
+    """Yield the fields of a config with an invalid value, each with the expected values and the actual one.
 
     `types` maps fields of the config class to their types as written there; it is empty for an unknown class.
     """
     for field, value in config.items():
         known, annotation = ranges.get(field), types.get(field)
-        # Models ask for an undeclared head_dim with a default, which null is not.
+        # Models read an undeclared head_dim with a default, which does not replace null.
         needed = known is not None and (not known.nullable or (field == "head_dim" and annotation == "Any"))
         if known is not None and (value is not None or needed) and not known.holds(value):
             yield field, f"expected {known.words}, got {shown(value)}"

@@ -1,6 +1,7 @@
-"""DeepSeek-V3 (https://arxiv.org/abs/2412.19437), and Moonlight, which is built alike.
+"""DeepSeek-V3 (https://arxiv.org/abs/2412.19437), and Moonlight, which has the same architecture.
 
-Latent attention, shared experts beside routed ones, and a router by sigmoid with a bias that only chooses.
+Latent attention, shared experts beside routed ones, and a sigmoid router with a bias that only affects the choice of
+experts.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class DeepseekV3(Family):
     rope_kinds: ClassVar[tuple[str, ...]] = ("default", "yarn")
     transformer_defaults = {
         **MIXTURE_DEFAULTS,
-        # A bias that moves on its own would change the policy without a reward.
+        # A bias that moves without gradients would change the policy without a reward.
         "moe_router_bias_update_rate": 0.0,
         # Megatron's fused kernels know yarn only.
         "apply_rope_fusion": False,
@@ -80,7 +81,7 @@ class DeepseekV3(Family):
             "moe_router_score_function": "sigmoid",
             "moe_router_enable_expert_bias": True,
             "moe_router_topk_scaling_factor": config["routed_scaling_factor"],
-            # Experts come from the best `topk_group` groups; no limit where those are all.
+            # Experts come from the best `topk_group` groups; without a limit if these are all groups.
             **({"moe_router_num_groups": groups, "moe_router_group_topk": chosen} if chosen < groups else {}),
             **_rope_fields(config["rope_parameters"]),
         }

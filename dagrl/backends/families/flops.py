@@ -1,12 +1,12 @@
 """Floating-point operations of a model, from its shape and the lengths of rows.
 
-The counts are the matrix products that a model cannot do without, two operations for each multiply-add: the model FLOPs
-of "PaLM" (arXiv 2204.02311, appendix B), layer by layer as in the appendix of "Efficient Large-Scale Language Model
-Training on GPU Clusters Using Megatron-LM" (arXiv 2104.04473). Three things differ, because those formulas count work
-that is not done here:
+The counts are the necessary matrix products of a model, two operations for each multiply-add: the model FLOPs of "PaLM"
+(arXiv 2204.02311, appendix B), layer by layer as in the appendix of "Efficient Large-Scale Language Model Training on
+GPU Clusters Using Megatron-LM" (arXiv 2104.04473). Three things differ, because those formulas count work that dagrl
+avoids:
 
 - attention is causal: half of the square of a row's length, not all of it;
-- the output layer counts for the positions that reach it: those that predict response tokens;
+- the output layer counts for the positions that predict response tokens;
 - in a mixture, the experts that a token is sent to count, and the shared ones.
 
 Recomputation, padding, the states of linear attention, embedding look-ups, norms, rotary embeddings, softmax and
@@ -36,7 +36,7 @@ class ModelFlops:
     """Operations of the head on one position."""
 
     def forward(self, lengths: np.ndarray, predictions: int) -> int:
-        """Count a forward pass over rows of `lengths` tokens (int64 [rows]), `predictions` of which reach the head."""
+        """Count a forward pass over rows of `lengths` tokens (int64 [rows]) and `predictions` positions of the head."""
         tokens = int(lengths.sum())
         squares = sum(length * length for length in lengths.tolist())
         return self.per_token * tokens + self.per_pair * squares // 2 + self.per_prediction * predictions

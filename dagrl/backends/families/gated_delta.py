@@ -71,7 +71,7 @@ class GatedDeltaFamily(Family):
 
 
 def rotated_part(config: ConfigFields) -> MegatronFields:
-    """Return Megatron's field with the part of each head that is rotated."""
+    """Return Megatron's field for the rotated fraction of each head."""
     return {"rotary_percent": config["rope_parameters"].get("partial_rotary_factor", 1.0)}
 
 

@@ -1,6 +1,6 @@
-"""Models that megatron-bridge builds and that no module here describes, by the usual names of their sizes.
+"""Models that megatron-bridge builds and no module here describes, by the usual names of their sizes.
 
-Plans of them leave out small parameters, such as biases and further norms.
+Their plans omit small parameters, such as biases and further norms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FAULTY: dict[str, str] = {
     "gemma4_text": "megatron-bridge has no names for some of its weights",
     **dict.fromkeys(("deepseek_v4", "glm_moe_dsa"), "sparse attention does not take packed sequences"),
 }
-"""Types that do not run, or not exactly, and the reason."""
+"""Types that do not run, or not exactly -> the reason."""
 
 
 class Generic(Family):

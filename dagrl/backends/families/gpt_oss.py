@@ -19,7 +19,7 @@ class GptOss(Family):
     bridged = True
     # A layer's experts are one published tensor.
     has_tables = False
-    # Not tried with inference engines.
+    # Not tested with inference engines.
     reports_routed_experts = False
     expert_count = ("num_local_experts", "num_experts")
     expert_width = "intermediate_size"
@@ -56,7 +56,7 @@ class GptOss(Family):
 
 @dataclass(frozen=True, slots=True)
 class SinkAttention(GroupedQueryAttention):
-    """Attention with a bias of its outputs, and a logit of each head that takes a share of the softmax."""
+    """Attention with an output bias, and a sink: a logit of each head in the softmax."""
 
     def tensors(self) -> Tensors:
         return (

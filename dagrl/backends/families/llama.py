@@ -6,7 +6,7 @@ from dagrl.backends.families.base import Family
 
 
 class Llama(Family):
-    """Llama 2, 3 and 3.1, and models built alike."""
+    """Llama 2, 3 and 3.1, and models of the same architecture."""
 
     model_type = "llama"
     required = {"attention_bias": (False,), "mlp_bias": (False,)}

@@ -6,7 +6,7 @@ from dagrl.backends.families.base import Family
 
 
 class Mistral(Family):
-    """Mistral 7B and models built alike."""
+    """Mistral 7B and models of the same architecture."""
 
     model_type = "mistral"
     bridged = True

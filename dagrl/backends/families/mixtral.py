@@ -10,14 +10,14 @@ from dagrl.backends.families.parts import MIXTURE_DEFAULTS, GatedExperts
 
 
 class Mixtral(Family):
-    """Mixtral 8x7B and 8x22B, and models built alike."""
+    """Mixtral 8x7B and 8x22B, and models of the same architecture."""
 
     model_type = "mixtral"
     expert_count = ("num_local_experts", "num_experts")
     expert_width = "intermediate_size"
     required = {"sliding_window": (None,), "router_jitter_noise": (0.0,)}
     transformer_defaults = MIXTURE_DEFAULTS
-    # Inference engines do not know the numbers of its layers.
+    # Inference engines lack the numbers of its layers.
     reports_routed_experts = False
 
     def experts(self, config: ConfigFields) -> GatedExperts:

@@ -11,7 +11,7 @@ from dagrl.backends.families.shape import ModelShape
 
 
 class Nemotron(Family):
-    """Nemotron-3 8B, Nemotron-4, Minitron and models built alike."""
+    """Nemotron-3 8B, Nemotron-4, Minitron and models of the same architecture."""
 
     model_type = "nemotron"
     bridged = True

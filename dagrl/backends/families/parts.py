@@ -92,13 +92,13 @@ class LatentAttention:
     hidden: int
     heads: int
     query_rank: int | None
-    """Width of the compressed queries; None where queries are not compressed."""
+    """Width of the compressed queries; None if queries are not compressed."""
     key_rank: int
     """Width of the compressed keys and values."""
     plain_dim: int
-    """Width of the part of a head's query and key that has no position."""
+    """Width of the part of a head's query and key without position."""
     rotary_dim: int
-    """Width of the part that has the position; all heads share that of the key."""
+    """Width of the part with position; all heads share the key's."""
     value_dim: int
 
     @property
@@ -120,7 +120,7 @@ class LatentAttention:
 
     @property
     def cache_values_per_token(self) -> int:
-        """The latent that keys and values are expanded from, and the rotated part of the key."""
+        """The latent from which keys and values are expanded, and the rotated part of the key."""
         return self.key_rank + self.rotary_dim
 
     def tensors(self) -> Tensors:
@@ -168,7 +168,7 @@ class LatentAttention:
             "qk_head_dim": self.plain_dim,
             "qk_pos_emb_head_dim": self.rotary_dim,
             "v_head_dim": self.value_dim,
-            # It would give the parameters other names.
+            # The option would change the parameters' names.
             "mla_down_proj_fusion": False,
         }
 
@@ -251,20 +251,20 @@ class GatedExperts:
     count: int
     """Routed experts."""
     chosen: int
-    """Experts that each token is sent to."""
+    """Number of experts for each token."""
     width: int
     shared_width: int = 0
-    """Width of the experts that see every token, together."""
+    """Total width of the shared experts."""
     shared_block: str = "shared_experts"
-    """Name of the experts that see every token in published checkpoints."""
+    """Name of the shared experts in published checkpoints."""
     shared_gate: bool = False
     """Whether a sigmoid of each token weighs their output."""
     biased: bool = False
-    """Whether the router has a bias that only chooses: a float32 buffer that no gradient changes."""
+    """Whether the router has a bias that only affects the choice: a float32 buffer without gradient."""
     block: str = "mlp"
     """Name of the block in published checkpoints."""
     projections: tuple[str, str, str] = _PROJECTIONS
-    """Names of an expert's gate, up and down projection there."""
+    """Names of an expert's gate, up and down projection in published checkpoints."""
 
     def tensors(self) -> Tensors:
         gate, experts = f"{self.block}.gate", f"{self.block}.experts.{{expert}}"
@@ -288,7 +288,7 @@ class GatedExperts:
         return {
             "num_moe_experts": self.count,
             "moe_ffn_hidden_size": self.width,
-            # To Megatron a list says that layers differ.
+            # For Megatron a list means that layers differ.
             "moe_layer_freq": 1 if all(mixture_layers) else [int(mixture) for mixture in mixture_layers],
             "moe_router_topk": self.chosen,
             **({"moe_shared_expert_intermediate_size": self.shared_width} if self.shared_width else {}),
@@ -301,9 +301,9 @@ Mlp = GatedMlp | GatedExperts
 
 MIXTURE_DEFAULTS: MegatronFields = {
     "moe_grouped_gemm": True,
-    # The only dispatcher besides `flex` for packs of uneven length.
+    # The only dispatcher except `flex` for packs of uneven length.
     "moe_token_dispatcher_type": "alltoall",
-    # Rewards alone move the weights, unless the user asks for a balance of experts.
+    # Rewards alone change the weights, unless the user enables balancing of experts.
     "moe_router_load_balancing_type": "none",
     "moe_aux_loss_coeff": 0.0,
     # The choice of experts depends on the last bits.

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL (https://arxiv.org/abs/2502.13923): Qwen2.5 behind a vision tower, with three-dimensional positions."""
+"""Qwen2.5-VL (https://arxiv.org/abs/2502.13923): Qwen2.5 with a vision tower, with three-dimensional positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3.5 and Qwen3.6 as they are published: the dense language model behind a vision tower."""
+"""Qwen3.5 and Qwen3.6 as they are published: the dense language model with a vision tower."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagrl.backends.families.vision import VisionTower, rope_fields
 
 
 class Qwen35(GatedDeltaFamily, Qwen3Vl):
-    """Dense models of Qwen3.5. The tower is Qwen3-VL's, without what that adds to the first layers."""
+    """Dense models of Qwen3.5. The tower is Qwen3-VL's, without its additions to the first layers."""
 
     model_type = "qwen3_5"
     rope_kinds = ("default", "mrope")

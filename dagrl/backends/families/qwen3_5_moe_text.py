@@ -18,13 +18,13 @@ class Qwen35MoeText(GatedDeltaFamily, Qwen2Moe):
     bridged = True
     # A published tensor holds all experts of a layer.
     has_tables = False
-    # Not tried with inference engines.
+    # Not tested with inference engines.
     reports_routed_experts = False
     sizes = (*Qwen2Moe.sizes, *LINEAR_SIZES)
     ranges = {**Qwen2Moe.ranges, **LINEAR_RANGES}
 
     def mlp(self, config: ConfigFields) -> GatedMlp:
-        # No layer has it: the config has no width of its own for it.
+        # No layer has a dense MLP, and the config has no separate width for one.
         return GatedMlp(config.size("hidden_size"), config.size(self.expert_width))
 
     def transformer_fields(self, config: ConfigFields) -> MegatronFields:

@@ -46,7 +46,7 @@ class Qwen3Moe(Family):
     def transformer_fields(self, config: ConfigFields) -> MegatronFields:
         return {
             "moe_router_score_function": "softmax",
-            # Softmax over all and then over the best k anew is softmax over the best k.
+            # Softmax over all experts, renormalised over the best k, equals softmax over the best k.
             "moe_router_pre_softmax": not config.get("norm_topk_prob"),
         }
 

@@ -14,16 +14,16 @@ class Qwen3Next(GatedDeltaFamily, Qwen2Moe):
 
     model_type = "qwen3_next"
     bridged = True
-    # Its projections are published in another order than the part has.
+    # Its projections are published in a different order from the one in the part.
     has_tables = False
-    # Not tried with inference engines.
+    # Not tested with inference engines.
     reports_routed_experts = False
     required = {"attention_bias": (False,), "mlp_only_layers": ([],), "decoder_sparse_step": (1,)}
     sizes = (*Qwen2Moe.sizes, *LINEAR_SIZES)
     ranges = {**Qwen2Moe.ranges, **LINEAR_RANGES}
 
     def transformer_fields(self, config: ConfigFields) -> MegatronFields:
-        # megatron-bridge reads it where older files have it.
+        # megatron-bridge reads it from the field of older files.
         return {**super().transformer_fields(config), **rotated_part(config)}
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Qwen3-VL (https://arxiv.org/abs/2511.21631): Qwen3 behind a vision tower, which also adds to its first layers."""
+"""Qwen3-VL (https://arxiv.org/abs/2511.21631): Qwen3 with a vision tower, which also adds to its first layers."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Qwen3Vl(Qwen3):
         yield from super().conflicts(config)
         yield from mrope_faults(config, self._section(config), self.rotated_part(config))
         if not rope_fields(config).get("mrope_interleaved"):
-            # Transformers goes by the type of model, the servers by the field.
+            # Transformers uses the type of the model, the servers use the field.
             yield "rope_parameters has no mrope_interleaved, which servers read; set it to true"
 
     def rotated_part(self, config: HfConfig) -> float:
-        """Return the part of each head that is rotated."""
+        """Return the rotated fraction of each head."""
         return 1.0
 
     def _section(self, config: HfConfig) -> Any:

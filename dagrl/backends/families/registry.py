@@ -33,18 +33,18 @@ class _Unknown(Family):
 
 
 UNKNOWN = _Unknown()
-"""Stands for a family that there is not, in checks that go by the names of fields."""
+"""A placeholder for an unknown family, in checks by names of fields."""
 
 
 def find_family(model_type: object) -> Family | None:
-    """Return the family with that model type; None where there is none, and megatron-bridge does not know it."""
+    """Return the family with that model type; None if neither dagrl nor megatron-bridge has one."""
     if not isinstance(model_type, str):
         return None
     return _built_in().get(model_type) or installed_families().get(model_type) or _generic(model_type)
 
 
 def family_named(model_type: object) -> Family:
-    """Return the family with that model type. ValueError with the known ones where there is none."""
+    """Return the family with that model type. ValueError with the known ones for an unknown type."""
     family = find_family(model_type)
     if family is None:
         raise ValueError(f"no family has the model type {model_type!r}; known are {', '.join(family_names())}")
@@ -66,12 +66,12 @@ def shape_of(config: HfConfig) -> ModelShape:
 
 
 def model_shape(model: ModelSpec) -> ModelShape:
-    """Return the shape of a pipeline's model. ValueError where it cannot be known, with what would help."""
+    """Return the shape of a pipeline's model. ValueError, with a remedy, if it is unknown."""
     return shape_of(read_config(model))
 
 
 def engine_shape(pipeline: Pipeline, engine: str, shape: ModelShape) -> ModelShape:
-    """Return the shape of an engine's model, where `shape` is that of the pipeline's. ValueError as `model_shape`."""
+    """Return the shape of an engine's model; `shape` is the pipeline's. ValueError as in `model_shape`."""
     return shape if pipeline.model_section(engine) == ("model",) else model_shape(pipeline.model_of(engine))
 
 

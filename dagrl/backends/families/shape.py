@@ -1,4 +1,4 @@
-"""The shape of a model: everything that its tensors, its memory and its operations follow from."""
+"""The shape of a model, which determines its tensors, memory and operations."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class LayerParameters:
     attention: int
     """Matrices and biases of attention that the ranks share."""
     mlp: int
-    """Matrices of the dense MLP, or of the experts that see every token, that the ranks share."""
+    """Matrices of the dense MLP, or of the shared experts, that the ranks share."""
     experts: int
     """Matrices of all routed experts, which expert-parallel ranks share."""
     whole: int
-    """Parameters that every rank holds: norms, the router, the matrices that compress."""
+    """Parameters that every rank holds: norms, the router, compressing matrices."""
 
     @property
     def total(self) -> int:
@@ -51,17 +51,17 @@ class ModelShape:
     """The MLP of layers without experts."""
     experts: GatedExperts | None = None
     mixture_layers: tuple[bool, ...] = ()
-    """Which layers have experts; empty for none."""
+    """Whether each layer has experts; empty for none."""
     tied: bool = False
     linear: LinearAttention | None = None
     """The attention of layers without keys and values."""
     linear_layers: tuple[bool, ...] = ()
-    """Which layers have it; empty for none."""
+    """Whether each layer has linear attention; empty for none."""
     norm_bias: bool = False
     vision: VisionTower | None = None
     """The tower of a vision-language model."""
     text_prefix: str = "model."
-    """Prefix of published tensors but those of the output layer and the tower."""
+    """Prefix of published tensors, except the output layer and the tower."""
 
     @property
     def heads(self) -> int:
@@ -73,7 +73,7 @@ class ModelShape:
 
     @property
     def head_dim(self) -> int:
-        """Width of a head; with latent attention that of its value."""
+        """Width of a head; with latent attention, of its value."""
         return self.attention.head_dim
 
     @property
@@ -113,7 +113,7 @@ class ModelShape:
 
     @property
     def output(self) -> int:
-        """Parameters of the output layer, beside those of the embedding."""
+        """Parameters of the output layer that are not shared with the embedding."""
         return 0 if self.tied else self.embedding
 
     @property
@@ -135,7 +135,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets: in a mixture, only the experts that it is sent to."""
+        """Parameters that one token uses: in a mixture, only the experts that it is sent to."""
         if self.experts is None:
             return self.parameters
         chosen = replace(self.experts, count=self.experts.chosen)
@@ -175,6 +175,6 @@ def attention_weights(attention: Attention | LinearAttention) -> int:
 
 @cache
 def mlp_weights(mlp: Mlp) -> int:
-    """Weights that one token meets in a layer's MLP: in a mixture, the router and the experts that it is sent to."""
+    """Weights that one token uses in a layer's MLP: in a mixture, the router and the experts that it is sent to."""
     met = mlp.chosen if isinstance(mlp, GatedExperts) else 1
     return sum(tensor.numel * (met if tensor.per_expert else 1) for tensor in mlp.tensors() if tensor.is_linear)

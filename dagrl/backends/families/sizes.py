@@ -1,6 +1,6 @@
-"""Sizes of a model that a layout has to fit, as far as its Hugging Face config says them.
+"""Sizes of a model that restrict its layout, from its Hugging Face config.
 
-A config may leave sizes out, or belong to a family that is not known: such sizes are None, and are not checked.
+A config may omit sizes, or belong to an unknown family: such sizes are None, and are not checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dagrl.backends.families.registry import UNKNOWN, find_family
 
 
 class Size(NamedTuple):
-    """A size by the name that the config has for it."""
+    """A size with its name in the config."""
 
     name: str
     value: int
@@ -24,24 +24,24 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Sizes of a model; None is what its config does not say."""
+    """Sizes of a model; None if its config does not give them."""
 
     family: str | None = None
     traits: Family = UNKNOWN
-    """Its family, as far as that is known."""
+    """Its family, or a placeholder for an unknown one."""
     layers: Size | None = None
     heads: Size | None = None
     key_value_heads: Size | None = None
-    """Heads of keys and values; None for latent attention, too."""
+    """Heads of keys and values; None also for latent attention."""
     linear_heads: Size | None = None
     """Heads of keys of gated delta nets."""
     linear_layers: tuple[bool, ...] = ()
     """For each layer, whether it has a gated delta net."""
     dense_width: Size | None = None
-    """Width of the layers without experts, if the model is known to have any."""
+    """Width of the layers without experts, if the model has any."""
     expert_width: Size | None = None
     shared_width: Size | None = None
-    """Width of the experts that see every token, together."""
+    """Total width of the shared experts."""
     experts: Size | None = None
     positions: Size | None = None
     window: Size | None = None
@@ -51,14 +51,14 @@ class ModelSizes:
     latent_attention: bool = False
     has_vision: bool = True
     added_layers: int = 0
-    """How many layers the tower adds to the outputs of."""
+    """Number of layers to whose outputs the tower adds."""
     norms_outputs: bool = False
-    """Whether norms follow on the blocks of a layer."""
+    """Whether norms follow the blocks of a layer."""
     capped_logits: bool = False
 
 
 def sizes_of(config: HfConfig | None) -> ModelSizes:
-    """Return the sizes that a config says; none for None, which stands for a config that cannot be read."""
+    """Return the sizes in a config; no sizes for None, an unreadable config."""
     config = config or {}
     family = find_family(config.get("model_type"))
     traits = family or UNKNOWN

@@ -34,7 +34,7 @@ class MappedTensor:
     """Shapes of the full Hugging Face tensors."""
     map: TensorMap
     buffer: bool = False
-    """Whether it is a float32 buffer, whatever the dtype of the parameters, that no gradient changes."""
+    """Whether it is a buffer without gradient, in float32 for any dtype of the parameters."""
     layer: int | None = None
     expert: int | None = None
     with_the_one_before: bool = False
@@ -46,7 +46,7 @@ class MappedTensor:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is the weight of a linear layer, which is multiplied with tokens, and could take an adapter."""
+        """Whether it is the weight of a linear layer, to which an adapter can be added."""
         return len(self.shapes[0]) == 2
 
     @property
@@ -91,7 +91,7 @@ class Replicated:
 class Parallel:
     """Cut into equal parts: `dim` 0 (outputs) for column-parallel layers, 1 (inputs) for row-parallel ones.
 
-    Each rank holds its parts of several tensors, such as gate and up projection, one behind the other.
+    Each rank holds its parts of several tensors, such as gate and up projection, one after the other.
     """
 
     dim: int
@@ -112,7 +112,7 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Several equal tensors of which the parameter holds one: adapters of layers that Megatron fuses share a side."""
+    """Several equal tensors, one of which the parameter holds: adapters of layers that Megatron fuses share a side."""
 
     one: TensorMap
 
@@ -180,15 +180,15 @@ class GroupedQkv:
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """Sections of the rows of several tensors, each cut into equal parts: the projections of gated delta nets.
+    """Sections of the rows of several tensors, each split into equal parts: the projections of gated delta nets.
 
-    Each rank holds its parts of all sections, one behind the other.
+    Each rank holds its parts of all sections, one after the other.
     """
 
     rows: tuple[tuple[int, ...], ...]
     """Rows of the sections of each tensor."""
     names: tuple[str, ...]
-    """Megatron's names of all sections, under which its checkpoints keep them apart."""
+    """Megatron's names of all sections, which are separate in its checkpoints."""
     split = True
 
     @property
@@ -215,7 +215,7 @@ class Sections:
 
 @dataclass(frozen=True, slots=True)
 class VocabParallel:
-    """Rows of the vocabulary, filled up with zeros to a multiple of the number of ranks."""
+    """Rows of the vocabulary, padded with zeros to a multiple of the number of ranks."""
 
     rows: int
     padded_rows: int

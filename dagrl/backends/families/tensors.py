@@ -13,7 +13,7 @@ from dagrl.model_files.tensor_names import OUTPUT, SCORE
 def model_tensors(shape: ModelShape, padded_vocabulary: int, head: str = "lm") -> Iterator[MappedTensor]:
     """Yield all tensors of a model, layer after layer, experts one after the other.
 
-    The vision tower comes last. An output layer that is tied to the embedding is left out. A value or reward `head`
+    The vision tower comes last. An output layer that is tied to the embedding is omitted. A value or reward `head`
     takes the output layer's place.
     """
     vocabulary = VocabParallel(shape.vocabulary, padded_vocabulary)

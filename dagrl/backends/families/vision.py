@@ -1,4 +1,4 @@
-"""Vision-language models: the vision tower in front of a language model, and the positions of tokens and patches."""
+"""Vision-language models: the vision tower before a language model, and the positions of tokens and patches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class VisionTower:
     prefix: str = TOWER
     """Prefix of the tower's tensors in published checkpoints."""
     extra_layers: tuple[int, ...] = ()
-    """Layers of the tower whose outputs are added behind the first layers of the language model, one behind each
+    """Layers of the tower whose outputs are added after the first layers of the language model, one after each
     (DeepStack, https://arxiv.org/abs/2406.04334)."""
 
     @property
@@ -80,8 +80,8 @@ def mrope_positions(length: int, starts: np.ndarray, grids: np.ndarray) -> np.nd
     """Temporal, height and width position of each token of a row, int64 [3, length].
 
     Image i begins at token ``starts[i]`` and has ``grids[i]`` = (rows, columns) tokens. Its tokens have the positions
-    of their rows and columns, counted from the next free position; text goes on behind the largest. That is
-    Qwen2-VL's M-RoPE (https://arxiv.org/abs/2409.12191, section 2.1), for images.
+    of their rows and columns, counted from the next free position; text continues after the largest. That is Qwen2-VL's
+    M-RoPE (https://arxiv.org/abs/2409.12191, section 2.1), for images.
     """
     positions = np.zeros((3, length), dtype=np.int64)
     token = following = 0
@@ -100,7 +100,7 @@ def mrope_positions(length: int, starts: np.ndarray, grids: np.ndarray) -> np.nd
 
 
 def mrope_faults(config: HfConfig, sections: object, rotated_part: float = 1.0) -> Iterator[str]:
-    """Yield why `sections` have no frequencies for each of time, height and width of a position."""
+    """Yield a fault of `sections` that lack frequencies for time, height or width of a position."""
     if not (isinstance(sections, list) and len(sections) == 3 and all(map(is_size, sections))):
         message = "rope_parameters has no mrope_section, three numbers of frequencies for time, height and width"
         yield f"{message}; copy config.json from where the model is published"

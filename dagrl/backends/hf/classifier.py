@@ -101,7 +101,7 @@ class HfClassifier:
             ) from error
 
     def _end_of(self, row: list[int]) -> list[int]:
-        """The last tokens that fit into the model's context; an encoder keeps its first token."""
+        """Keep the last tokens that fit into the model's context; an encoder also keeps its first token."""
         too_many, kept = len(row) - self._longest, 0 if self._fills_left else 1
         return row if too_many <= 0 else row[:kept] + row[kept + too_many :]
 
@@ -176,7 +176,7 @@ def _read(model: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
     built = built.to(device).eval().requires_grad_(False)
     if not torch.cuda.is_available():
         for parameter in built.parameters():
-            # They are memory-mapped from the file, and could not be offloaded.
+            # The weights are memory-mapped from the file, and could not be offloaded.
             parameter.data = parameter.data.clone()
     return built
 

@@ -37,8 +37,8 @@ def decode(
     """Decode one response per request, yielded as it ends; `index` is its index in `requests`. Prompts are not empty.
 
     `goes_on` is called after each step with the number of sampled tokens; if it returns False, the remaining responses
-    are yielded as they are. `vision` is set for a model that sees. Finished rows leave the batch at once, which copies
-    the cache, as each step does anyway.
+    are yielded as they are. `vision` is set for a vision model. Finished rows leave the batch at once. This copies the
+    cache, which each step does anyway.
     """
     device = model.device
     begun = torch.tensor([len(request.begun) for request in requests], device=device)
@@ -87,8 +87,8 @@ def decode(
 def _prefill(
     model: PreTrainedModel, requests: Sequence[GenerationRequest], vision: ImageSettings | None
 ) -> tuple[DynamicCache, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The cache, the logits after each prompt [R, V], which cache positions hold a token, bool [R, L], or None if all
-    do, and the position of the next token, int64 [R]. Equal prompts are computed once.
+    """The cache, the logits after each prompt [R, V], a mask of the cache positions with a token, bool [R, L], or None
+    if all have one, and the position of the next token, int64 [R]. Equal prompts are computed once.
     """
     from transformers import DynamicCache
 

@@ -13,7 +13,7 @@ from dagrl.backends.planning.planned_engine import PlannedEngine, Workload
 from dagrl.config.schema import RewardModelNode
 
 _HIDDEN_STATES = 6
-"""Tensors as wide as the hidden state that a layer has at once: a guess."""
+"""Estimated number of tensors with the width of the hidden state that a layer holds at once."""
 
 
 def generator_memory(shape: ModelShape, spec: HfEngineSpec, work: Workload, *, on_gpu: bool) -> EngineMemory:
@@ -44,14 +44,14 @@ def classifier_memory(engine: PlannedEngine[HfEngineSpec]) -> EngineMemory:
 
 
 def classifier_parameters(engine: PlannedEngine[HfEngineSpec]) -> int:
-    """Count the parameters without an output layer for words: by the weight files if the shape is unknown."""
+    """Count the parameters without the vocabulary's output layer, from the weight files if the shape is unknown."""
     shape = _known_shape(engine)
     if shape is not None:
         return shape.parameters - shape.output
     folder = engine.pipeline.model_of(engine.name).path
     if folder is None:
         raise ValueError(f"engine `{engine.name}`: its model type is unknown; give it a `path`")
-    # Files hold 16 bits of each, as models are published.
+    # Files hold 16 bits for each parameter, as in published models.
     return sum(file.stat().st_size for file in folder.expanduser().glob("*.safetensors")) // 2
 
 
@@ -69,7 +69,7 @@ class HfCosts(EngineCosts):
 
     @cached_property
     def parameters(self) -> float:
-        """Parameters of the whole model; a reward model has no output layer for words."""
+        """Parameters of the whole model; a reward model has no output layer of the vocabulary."""
         return classifier_parameters(self.engine) if self.engine.spec.head == "reward" else super().parameters
 
     @cached_property

@@ -17,7 +17,7 @@ def device_and_dtype() -> tuple[str, torch.dtype]:
 
 
 def unset_model(kind: type[AutoModel], config: PretrainedConfig) -> PreTrainedModel:
-    """A model without gradients whose weights are to be replaced."""
+    """A model without gradients whose weights will be replaced."""
     device, dtype = device_and_dtype()
     # Its own initialisation must not advance the process's random stream.
     with torch.random.fork_rng(), torch.device(device):

@@ -31,8 +31,8 @@ def sample_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row: tokens int64 [R], and their log-probs float32 [R].
 
-    `logits` is [R, V], `uniforms` float64 [R]. Log-probs are those of ``logits / temperature`` before top-k, top-p and
-    min-p; at temperature 0, which is greedy, those of the logits.
+    `logits` is [R, V], `uniforms` float64 [R]. Log-probs are taken under ``logits / temperature`` before top-k, top-p
+    and min-p; at temperature 0, which is greedy, under the logits.
     """
     scores = logits.float()
     if sampling.temperature == 0:
@@ -45,7 +45,7 @@ def sample_tokens(
 
 
 def restrict(probabilities: torch.Tensor, sampling: SamplingSpec) -> torch.Tensor:
-    """`probabilities` [R, V] with those outside top-k, then top-p, then min-p, set to 0, without rescaling.
+    """Set `probabilities` [R, V] outside of top-k, then top-p, then min-p to 0, without rescaling.
 
     Top-k keeps exactly k tokens (all if -1), lower ids first among equals; top-p the smallest set of the likeliest with
     at least `top_p` of the remaining probability; min-p those at least `min_p` times as likely as the likeliest.

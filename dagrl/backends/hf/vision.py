@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SeenInputs:
-    """Inputs of a model that sees."""
+    """Inputs of a vision model."""
 
     embedded: torch.Tensor
     positions: torch.Tensor
     """Positions, int64 [3, R, L]."""
     added: dict[str, torch.Tensor | list[torch.Tensor]]
-    """Arguments of the language model: which tokens stand for images, and what its first layers add to them."""
+    """Arguments of the language model: the image tokens, and the additions of its first layers."""
 
 
 def seen_inputs(

@@ -1,4 +1,4 @@
-"""A folder of adapters as PEFT writes it, from which the adapters of an engine start: its rules, without torch."""
+"""Checks of a PEFT folder with the initial adapters of an engine, without torch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PLAIN: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("modules_to_save", "layer_replication", "target_parameters"), (None, [])),
     "trainable_token_indices": (None, [], {}),
 }
-"""Options of PEFT with the only values that Megatron's adapters compute."""
+"""Options of PEFT -> the only values that Megatron's adapters support."""
 
 
 def adapter_faults(lora: LoraSpec, tensors: Sequence[MappedTensor] | None) -> Iterator[tuple[str, str]]:
-    """Yield what does not suit the section: a key of ``lora``, and the fault with its remedy.
+    """Yield mismatches with the section: a key of ``lora``, and the fault with its remedy.
 
-    `tensors` are those of the model; None if they are not known.
+    `tensors` are the model's; None if unknown.
     """
     folder = lora.path
     assert folder is not None, "a section without a folder"

@@ -88,7 +88,7 @@ _starting = False
 
 @cache
 def _set_process_group_of_children() -> None:
-    """Children that are forked while Ray starts get process groups of their own; Ray has no option for it."""
+    """Children that are forked while Ray starts get separate process groups; Ray has no option for this."""
 
     def in_child() -> None:
         if _starting:

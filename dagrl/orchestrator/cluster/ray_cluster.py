@@ -49,9 +49,9 @@ def cluster(
 ) -> Iterator[ModuleType]:
     """The connected `ray` module. Raises RunError if the cluster is too small.
 
-    The cluster is the one at RAY_ADDRESS, or the one that `ray start` has started on this machine, or a new one. A new
-    one ends with the context, and the output of its workers is copied to `logs`. `note` informs the user. `patient`:
-    wait for lost machines to come back, up to ``run.start_timeout_s``.
+    The cluster is the one at RAY_ADDRESS, or one started by `ray start` on this machine, or a new one. A new one ends
+    with the context, and the output of its workers is copied to `logs`. `note` informs the user. `patient`: wait for
+    lost machines to come back, up to ``run.start_timeout_s``.
     """
     for name, value in RAY_VARIABLES.items():
         os.environ.setdefault(name, value)
@@ -175,7 +175,8 @@ def _start(ray: ModuleType, slots: int, folder: Path) -> None:
 
 
 def _check_home() -> None:
-    """Have Ray's token in the home folder, for the user alone: Ray itself would write one that all can read.
+    """Make sure that Ray's token is in the home folder and readable by the user alone: Ray would make it readable for
+    everyone.
 
     Raises RunError if the first Ray of a user could not write it.
     """
@@ -242,7 +243,7 @@ def _check_resources(ray: ModuleType, pipeline: Pipeline, patience_s: float) -> 
 
 
 def machines_of(ray: ModuleType, *, free: bool = False) -> list[Machine]:
-    """The machines that are alive, the driver's first, then by address, with all their slots or those that are free."""
+    """The machines that are alive, the driver's first, then by address, with all their slots or only free ones."""
     from ray._private.state import available_resources_per_node
 
     left = available_resources_per_node() if free else {}
@@ -266,7 +267,7 @@ def _address_key(address: str) -> tuple[int, ...] | tuple[()]:
 
 
 def running_here() -> str | None:
-    """Address of the cluster that this user or root has started on this machine with `ray start`.
+    """Address of the cluster that this user or root started on this machine with `ray start`.
 
     None if it does not answer. Others could write the file, which has a known name, or listen at the address once its
     cluster has ended, and a run sends the user's token there: only a file that no one else can write counts, and only
@@ -282,7 +283,7 @@ def running_here() -> str | None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
             return None
-        # Only an own address can be listened at.
+        # Only an address of this machine can be listened at.
         socket.create_server((host, 0)).close()
         if not _listeners(int(port)) <= {os.getuid(), 0}:
             return None
@@ -299,7 +300,7 @@ def _listeners(port: int) -> set[int]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text().splitlines()[1:]
-        except FileNotFoundError:  # the system is without IPv6
+        except FileNotFoundError:  # the system has no IPv6
             continue
         for line in lines:
             _, local, _, state, _, _, _, user, *_ = line.split()

@@ -24,7 +24,7 @@ _LOST = (
     "dagrl run: Ray's {} was killed or ran out of memory (see `dmesg`), and Ray ended the driver; `dagrl run` with its "
     "folder goes on from the last checkpoint"
 )
-"""Printed instead if a server of Ray ended first: a driver that cannot reach its raylet ends at once."""
+"""Printed instead if a Ray server ended first, because a driver that cannot reach its raylet ends at once."""
 _SERVERS = ("gcs_server", "raylet")
 _SWEEPS, _MOST_SWEEPS = 5, 50
 _SWEEP_S = 0.2
@@ -100,7 +100,7 @@ def _writes(descriptor: Path, folder: str) -> bool:
 def end_all_in(folder: str, processes: list[str]) -> None:
     """Kill the processes and those that write to the folder or name it on their command line, and remove the folder."""
     for sweep in range(_MOST_SWEEPS):
-        # Again for processes that were just being started, as long as they write to the folder.
+        # Repeat for processes that were just starting, while any write to the folder.
         if sweep >= _SWEEPS and not Path(folder).exists():
             return
         time.sleep(_SWEEP_S if sweep else 0)
@@ -131,7 +131,7 @@ def _listen() -> tuple[list[str], str]:
                 return [line.strip() for line in text.decode().splitlines()], lost
             text += read
             for line in text.decode().splitlines()[max(known, 1) : text.count(b"\n")]:
-                with contextlib.suppress(OSError, ValueError):  # it has ended, or is no process
+                with contextlib.suppress(OSError, ValueError):  # it has ended, or is not a process
                     pid = int(line.partition(":")[0])
                     name = Path(f"/proc/{pid}/comm").read_text().strip()
                     if name in _SERVERS and name not in names.values():

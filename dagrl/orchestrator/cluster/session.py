@@ -30,9 +30,9 @@ RAY_VARIABLES = {
     # By default Ray's processes log their counters each minute, 115 MB a day. With -1 the control store prints them
     # without a pause.
     "RAY_event_stats_print_interval_ms": "3600000",
-    # Ray ends if an agent has not answered by then. The default is 30 seconds; a busy machine can need more.
+    # Ray ends if an agent does not answer in this time. The default is 30 seconds; a busy machine can need more.
     "RAY_agent_register_timeout_ms": "120000",
-    # A worker's process begins when it is asked for. By default Ray also starts one for each core.
+    # A worker's process starts on request. By default Ray also starts one for each core.
     "RAY_prestart_worker_first_driver": "0",
     # Ray's default is 15, which starves the workers beside any other busy process.
     "RAY_worker_niceness": "0",
@@ -139,7 +139,7 @@ _NO_PORT = -1
 def quick_start(*, alone: bool = True) -> Iterator[None]:
     """Within the context, Ray starts without autoscaler, log monitor and dashboard; `alone`: on this machine alone.
 
-    This saves three seconds of CPU time, and `ray.init` has options for none of it:
+    This saves three seconds of CPU time. `ray.init` has no options for it:
 
     - If it is alone, all ports are on the loopback interface. `ray.init` replaces 127.0.0.1 by the machine's address.
     - The raylet gets the ports of its two agents. Otherwise it waits for them and ends after 15 seconds, and a busy
@@ -173,7 +173,7 @@ def quick_start(*, alone: bool = True) -> Iterator[None]:
     services.start_api_server = lambda *_, **__: ("", None)  # address and process
     services.start_ray_process = start_ray_process
     if alone:
-        ray_constants.ENABLE_RAY_CLUSTER = False  # as on systems where Ray has no clusters of several machines
+        ray_constants.ENABLE_RAY_CLUSTER = False  # as on systems where Ray does not support clusters of several machines
     try:
         yield
     finally:
@@ -189,9 +189,9 @@ _LOG_LINES = 100
 
 @asynccontextmanager
 async def while_ray_lives() -> AsyncIterator[None]:
-    """Within the context, raise RayLostError if a process ends that this run's own Ray has started on this machine.
+    """Within the context, raise RayLostError if a process of this run's own Ray ends on this machine.
 
-    That is the cause of any other failure, too.
+    It is then also the cause of any other failure.
     """
     main = asyncio.current_task()
     assert main is not None
@@ -220,7 +220,7 @@ async def while_ray_lives() -> AsyncIterator[None]:
 
 
 def ended_process() -> RayLostError | None:
-    """The error for a process of Ray that has ended, if there is one. Ray that was joined has none here."""
+    """The error for an ended process of Ray, if any. A joined Ray has no processes here."""
     from ray._private import worker
 
     node = worker._global_node

@@ -32,8 +32,8 @@ _SEAL = "seal"
 _READ_WHOLE = 2**20
 """Files up to this size are read completely."""
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
-"""Pieces that are read of larger files, evenly spread, both ends included: a second for a terabyte. What a power cut
-or an incomplete copy leaves out is longer than the gaps."""
+"""Pieces of larger files that are read, evenly spread, both ends included: a second for a terabyte. Parts that a power
+cut or an incomplete copy omits are longer than the gaps."""
 
 Table = Mapping[str, tuple[int, int]]
 """Relative path -> size in bytes and checksum."""
@@ -56,7 +56,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a run besides the engines' own."""
+    """The state of a run except that of its engines."""
 
     step: int
     """Newest finished step."""
@@ -70,7 +70,7 @@ class RunState:
     kl_weights: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Node with an adaptive KL weight -> weights of the next steps."""
     carried_tokens: tuple[tuple[int, ...], ...] = ()
-    """Tokens of each sample of the `carried` prompts, which a resumed run samples again; -1 where none was begun."""
+    """Tokens of each sample of the `carried` prompts, which a resumed run samples again; -1 if not started."""
     experience: Mapping[str, int] = field(default_factory=dict)
     """Only of a trainer with explorers: explorer -> its newest batch that was used."""
     baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -229,7 +229,7 @@ def numbered_steps(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _remove(old: Path) -> None:
-    """Rename it first, so that a partly removed one is not taken for a checkpoint.
+    """Rename it first, so that a partly removed folder is not mistaken for a checkpoint.
 
     On a shared file system a file that another process reads may keep the folder.
     """

@@ -105,7 +105,7 @@ def _check_it_is_a_run(path: Path, entries: set[str], checkpoints: Checkpoints) 
 
 
 def _check_kinds(path: Path, pipeline: Pipeline) -> None:
-    """Refuse files where a run needs folders and vice versa: it would notice some of them hours later."""
+    """Refuse files in place of folders and vice versa: a run would notice some of them only after hours."""
     profile = ("profile",) if pipeline.profile else ()
     folders = (*_FOLDERS, *(spec.tracker for spec in pipeline.trackers if spec.tracker in _WITH_FOLDER), *profile)
     # Also broken links.

@@ -2,7 +2,7 @@
 
     batches/EXPLORER-NUMBER.parquet   each explorer numbers its batches from 1
     explorers/EXPLORER.json           whether the explorer has ended
-    trainer.json                      which run is trained on them, and whether it has ended
+    trainer.json the run that trains on them, and whether it has ended
     weights/version_N/ENGINE          the policy after N steps, as a Hugging Face folder
     weights/version_N/used.json       the newest batch of each explorer that these weights were trained on
 
@@ -27,7 +27,7 @@ _BATCH = re.compile(r"(.+)-(\d+)\.parquet")
 _VERSION = re.compile(r"version_(\d+)")
 _USED = "used.json"
 _KEPT_WEIGHTS = 3
-"""Explorers may still read older ones than the newest."""
+"""Explorers may still read weights older than the newest."""
 
 type Used = Mapping[str, int]
 """Explorer -> its newest batch that was used: all before it were used, too."""
@@ -57,7 +57,7 @@ class ExperienceFolder:
         return self._batches / f"{explorer}-{number:06d}.parquet"
 
     def unpublished(self, explorer: str, number: int) -> Path:
-        """Where a batch is until its step is saved."""
+        """The path of a batch until its step is saved."""
         batch = self.batch(explorer, number)
         return batch.with_name(f".{batch.name}.unpublished")
 
@@ -91,13 +91,13 @@ class ExperienceFolder:
         _note(self.path / "trainer.json", run, ended=ended)
 
     def trainer(self) -> tuple[str, bool]:
-        """The run folder of the trainer, empty if there was none yet, and whether it has ended."""
+        """The run folder of the trainer, empty without one, and whether it has ended."""
         return _noted(self.path / "trainer.json")
 
     # -- weights
 
     def unpublished_weights(self, version: int) -> Path:
-        """Where the weights of a version are until its step is committed."""
+        """The path of a version's weights until its step is committed."""
         return self._weights / f".version_{version}.partial"
 
     def publish_weights(self, version: int, used: Used) -> None:
@@ -142,7 +142,7 @@ class ExperienceFolder:
         return [int(name[1]) for name in names if name]
 
     def _remove(self, folder: Path) -> None:
-        """Rename it first, so that no explorer begins to read a folder that is partly removed."""
+        """Rename it first, so that no explorer starts to read a partly removed folder."""
         if folder.exists():
             aside = folder.with_name(f".{folder.name}.old")
             shutil.rmtree(aside, ignore_errors=True)
@@ -167,7 +167,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, where the file system can tell."""
+    """Wait until the names in a folder are on the disk, if the file system supports it."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The differences between two versions of a pipeline, and those that a run does not survive."""
+"""The differences between two versions of a pipeline, and the ones that prevent a resume."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dagrl.tracking.run_notes import section
 _TRAINING = ("update", "critic", "sft", "dpo")
 """Ops that change an engine's weights."""
 _CACHED = re.compile(r'"path":"(?:[^"\\]|\\.)*",(?="hub":"[^"]*@)')
-"""The folder of a published model whose revision is known: it is that of the machine's cache."""
+"""The folder of a published model of a known revision, in the machine's cache."""
 _LONGEST_VALUE = 40
 _MOST = 8
 
@@ -36,20 +36,21 @@ def model_identity(pipeline: Pipeline) -> str:
 
 
 def is_same_model(saved: str, now: str) -> bool:
-    """Whether two results of `model_identity` are of the same weights, wherever published ones are cached."""
+    """Whether two results of `model_identity` name the same weights, independent of the cache's folder."""
     return _CACHED.sub("", saved) == _CACHED.sub("", now)
 
 
 def another_run(earlier: Mapping[str, object], now: Mapping[str, object], *, with_model: bool) -> str | None:
-    """Why one resolved pipeline cannot go on with what the other has trained, as the end of a sentence; None if it can.
+    """The reason why one resolved pipeline cannot continue from the weights of the other, as the end of a sentence;
+    None if it can.
 
-    `with_model`: compare the models as the files say them, where no checkpoint knows them better.
+    `with_model`: compare the models in the files, if no checkpoint names them.
     """
     before, after = _trained(earlier), _trained(now)
     if before != after:
         return f"a run that trains {_in_words(before)}, and this pipeline trains {_in_words(after)}"
     for engine in before:
-        # The sections of the two kinds of optimizers are stored in different ways.
+        # The two kinds of optimizers store their sections differently.
         kinds = [section(tree, "engines", engine, "optimizer").get(_DISTRIBUTED, True) for tree in (earlier, now)]
         if kinds[0] != kinds[1]:
             return f"a run with another `engines.{engine}.optimizer.{_DISTRIBUTED}` than the pipeline's"
@@ -60,7 +61,7 @@ def another_run(earlier: Mapping[str, object], now: Mapping[str, object], *, wit
 
 _DISTRIBUTED = "use_distributed_optimizer"
 _ADAPTER = {"rank": 32, "alpha": 32, "target_modules": "all-linear"}
-"""Keys of ``lora`` that determine what stored adapters compute, and their defaults."""
+"""Keys of ``lora`` that determine the function of stored adapters, and their defaults."""
 
 
 def _other_adapter(before: Any, after: Any) -> str | None:
@@ -94,7 +95,7 @@ def _models(tree: Mapping[str, object]) -> list[object]:
 
 
 def _without_cache(model: Any) -> Any:
-    """A model section; that of a published model of a known revision without its folder."""
+    """A model section; without the folder for a published model of a known revision."""
     if isinstance(model, Mapping) and "@" in str(model.get("hub")):
         return {key: value for key, value in model.items() if key != "path"}
     return model

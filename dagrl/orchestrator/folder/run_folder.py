@@ -37,14 +37,14 @@ class RunFolder:
     torn: tuple[str, ...] = ()
     """Faults of newer torn checkpoints, and their new names."""
     changed: str = ""
-    """How the pipeline differs from that of the run that is resumed."""
+    """Differences from the pipeline of the resumed run."""
 
     hide: Callable[[str], str] = hide_secrets
     """Removes the secrets of the pipeline from a text."""
 
     @property
     def start(self) -> RunState:
-        """The state that the run begins with; step 0 without a checkpoint."""
+        """The run's initial state; step 0 without a checkpoint."""
         return self.resumed or RunState(step=0, model="")
 
     def keep_details(self, error: RunError) -> None:
@@ -71,7 +71,7 @@ def open_run_folder(
 ) -> Iterator[RunFolder]:
     """Lock `path` for this run and write the resolved pipeline there. A new folder is for its owner alone.
 
-    `modules`: the folder of the user's modules, for `modules_of`. `graph`: that of the pipeline, for `graph_of_run`.
+    `modules`: the folder of the user's modules, for `modules_of`. `graph`: the pipeline's graph, for `graph_of_run`.
     `again`: this run resumes after a failure, regardless of ``resume``. `rows`: prompts of the training file.
 
     Raises RefusedFolderError if another process has locked the folder, `examine` refuses it, or it is not writable.
@@ -94,7 +94,7 @@ def open_run_folder(
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 lock = stack.enter_context((path / LOCK).open("a+"))
             _take(lock, path)
-            # Another process may have started a run here in the meantime.
+            # Another process may have started a run in this folder in the meantime.
             checkpoint, earlier = examine(path, pipeline, resolved, again=again)
         if alone and earlier:
             # The folder's own run continues with these files.
@@ -117,12 +117,12 @@ def open_run_folder(
         try:
             yield RunFolder(path, checkpoints, checkpoint.state, checkpoint.folder, torn, changed, hiding(resolved))
         finally:
-            # A failed save may have left something; its writers have ended.
+            # A failed save may have left files; its writers have ended.
             checkpoints.remove_torn()
 
 
 def modules_of(path: Path) -> Path:
-    """The folder of the user's modules, for the run in a folder: where its pipeline file was, if known."""
+    """The folder of the user's modules of a run: the folder of its pipeline file, if known."""
     try:
         return Path((path / MODULES).read_text(encoding="utf-8").strip())
     except (OSError, ValueError):
@@ -174,7 +174,7 @@ def _sign(lock: TextIO) -> None:
 
 
 CONTRACTS = ".contracts.json"
-"""The file with the contracts of nodes that name functions of the user."""
+"""The file with the contracts of nodes with user functions."""
 _FORM = TypeAdapter(dict[str, OpContract])
 
 
@@ -187,6 +187,6 @@ def graph_of_run(folder: Path, loaded: LoadedPipeline) -> Graph:
     """The graph of the run in `folder`. PipelineError if it is wrong, or a contract is not recorded."""
     try:
         recorded = _FORM.validate_json((folder / CONTRACTS).read_bytes())
-    except (OSError, ValueError):  # of an earlier version, or changed by hand
+    except (OSError, ValueError):  # written by an earlier version, or changed by hand
         recorded = {}
     return build_graph(loaded.pipeline, None, loaded.positions, recorded)

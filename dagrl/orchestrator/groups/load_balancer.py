@@ -1,7 +1,7 @@
 """Balances the prompts of a rollout over servers: the next chunk of whole groups goes to the least loaded one. Pure.
 
-A group stays on one server, whose cache holds its prompt once. Chunks do not depend on the servers' speed, so neither
-does what is decoded together.
+A group stays on one server, whose cache holds its prompt once. Chunks do not depend on the servers' speed, so the
+batches that are decoded together do not, either.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def chunk_limits(limits: RequestLimits, groups: int, group_size: int, servers: i
 
 
 def gather_seconds(servers: int) -> float:
-    """How long finished responses of a server wait for others, as messages cost more than their contents.
+    """Seconds that finished responses of a server wait for others, because messages cost more than their contents.
 
     The last responses of a chunk do not wait, so only shards before the last ones can be delayed.
     """
@@ -45,7 +45,7 @@ def gather_seconds(servers: int) -> float:
 
 
 class LoadBalancer:
-    """Decides which server gets which groups next."""
+    """Assigns groups to servers."""
 
     def __init__(
         self, groups: Sequence[int], servers: int, limits: RequestLimits, pinned: Mapping[int, int] | None = None
@@ -64,7 +64,7 @@ class LoadBalancer:
         self._open = [0] * servers
         """Chunks of each server that have not ended."""
         self._starting = [False] * servers
-        """Whether a server has not started its newest chunk. It gets no other one before, which keeps the order."""
+        """Whether a server has not started its newest chunk. It gets no further chunk before, which keeps the order."""
 
     def next_chunks(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Chunks to send now, as (server, groups)."""

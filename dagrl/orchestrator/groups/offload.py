@@ -20,7 +20,7 @@ class Offloader:
         self._groups, self._plan, self._residency = groups, plan, residency
         self._moving_to: dict[str, Residency] = {}
         self._freed: dict[str, float] = {}
-        """Executor -> GiB that it has freed since it was last onloaded."""
+        """Executor -> GiB freed since it was last onloaded."""
 
     async def move(self, command: Sleep | Wake) -> None:
         name, to = command.executor, command.residency
@@ -31,7 +31,7 @@ class Offloader:
         else:
             what = f"{name} to give memory back down to: {_IN_WORDS[to]}"
             ranks = await self._groups[name].call_all(what, Worker.sleep, to)
-            # Ranks that hold nothing belong to a server that another rank reports.
+            # Ranks without memory belong to a server that another rank reports.
             freed = min((rank.freed_gib for rank in ranks if rank.held_gib), default=0.0)
             self._freed[name] = self._freed.get(name, 0.0) + freed
         del self._moving_to[name]

@@ -40,7 +40,7 @@ class SlotAllocator:
         # Otherwise Ray's control store keeps an event for each call, 39 KB a step, up to 100,000 of them.
         remote = ray.remote(enable_task_events=False)(Worker)
         if executor.group is None:
-            # CPU workers are spread over all machines. The first one is on the driver's, where the data is.
+            # CPU workers are spread over all machines. The first one is on the driver's machine, which has the data.
             machines = machines_of(ray)
             homes = [NodeAffinitySchedulingStrategy(machine.id, soft=False) for machine in machines]
             options = [{"num_cpus": 0, "scheduling_strategy": homes[rank % len(homes)]} for rank in ranks]
@@ -69,7 +69,7 @@ class SlotAllocator:
         return options
 
     def _check_homes(self, group: str) -> None:
-        """Raise WorkerLostError if a machine with slots of the group is gone: nothing can restart there."""
+        """Raise WorkerLostError if a machine with slots of the group is lost, because no worker can restart there."""
         if self._homes is not None:
             there = {machine.id for machine in machines_of(ray)}
             if gone := sum(home not in there for home in self._homes[group]):

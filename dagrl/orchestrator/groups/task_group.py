@@ -50,7 +50,7 @@ class TaskGroup:
 
 
 def _rank(failure: BaseException) -> int:
-    """Order of specificity: a dead worker, a lost one that is named, an unnamed one, then everything else."""
+    """Order of specificity: a dead worker, a named lost worker, an unnamed lost worker, then everything else."""
     if isinstance(failure, WorkerDiedError):
         return 0
     if isinstance(failure, WorkerLostError):

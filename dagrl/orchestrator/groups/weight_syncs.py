@@ -22,7 +22,7 @@ from dagrl.workers.worker import Worker
 
 _CONNECT_S = 2.0
 _LEAVE_S = 120.0
-"""Timeout for the others to leave a sync in which a generator's worker was lost: they go through all buckets."""
+"""Timeout for the others to leave a sync in which a generator's worker was lost: they process all buckets."""
 
 
 class WeightSyncs:
@@ -82,7 +82,7 @@ class WeightSyncs:
     async def _through_store(
         self, sync: Sync, route: WeightRoute, update: Callable[[], Awaitable[None]]
     ) -> tuple[list[float], list[SendResult]]:
-        """Through the object store, where weights may lie until the receivers read them."""
+        """Through the object store, which holds the weights until the receivers read them."""
         calls = self._send(sync, route)
         sending = asyncio.ensure_future(run_all([call.result() for call in calls]))
         try:
@@ -94,7 +94,7 @@ class WeightSyncs:
                 *seconds, sent = await self._join(sync, [*self._receive(sync, request), asyncio.shield(sending)])
             except RunError:
                 if sending.done() and (failure := sending.exception()):
-                    # The receivers only repeat it.
+                    # The receivers only repeat the sender's failure.
                     raise failure from failure.__cause__
                 raise
         finally:
@@ -144,7 +144,9 @@ def _what(sync: Sync) -> str:
 
 
 def _report_lost(senders: Sequence[Address], sync: int, lost: str) -> None:
-    """Tell senders that lost receivers do not come. A sender that has finished, or is not reachable, times out."""
+    """Notify senders that lost receivers will not connect. The notification times out for finished or unreachable
+    senders.
+    """
     for address in senders:
         with contextlib.suppress(PeerError):
             connect(address, _CONNECT_S, "the sender of weights", who=lost, sync=sync, error="is lost").close()

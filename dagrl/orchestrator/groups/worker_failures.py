@@ -1,4 +1,4 @@
-"""Reactions of a run to lost workers: those of generators and servers are restarted, as often as the policy allows.
+"""Reactions of a run to lost workers: workers of generators and servers are restarted, as often as the policy allows.
 
 docs/schedule.md follows the death of a server through the functions of the driver.
 """
@@ -28,7 +28,7 @@ class RestartPolicy:
     def use_restart(self, failure: WorkerLostError, what: str) -> str:
         """Use one restart for `what`; returns a note for the user. Raises `failure` if the budget is spent."""
         if not self.has_run or self.count == self._max:
-            # Only once: a refusal for a single worker is refused again for the whole run.
+            # Count the failure only once: a refusal for a single worker also applies to the whole run.
             if self.count and failure is not self._refused:
                 failure.hint = (
                     f"this was after {self.count} restart{'s' * (self.count > 1)}, as many as run.max_restarts allows"
@@ -94,7 +94,7 @@ class WorkerFailures:
         except WorkerLostError:
             raise
         except RunError as error:
-            # A restart of the whole run frees whatever was in the way.
+            # A restart of the whole run frees all resources.
             raise WorkerLostError(
                 f"{', '.join(map(str, workers))} could not be restarted: {error.cause}",
                 node=error.node,

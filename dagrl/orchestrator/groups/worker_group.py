@@ -33,7 +33,7 @@ _CLOSE_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 20.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _GENERATOR_THREADS = MAX_OPEN_CHUNKS + 8
-"""Enough for all chunks of a rollout, and for calls in the meantime."""
+"""Enough threads for all chunks of a rollout, and for concurrent calls."""
 
 
 class WorkerGroup:
@@ -110,8 +110,8 @@ class WorkerGroups:
     async def launch(self, setup: StartEngine, resumed_from: Path | None, note: Callable[[str], None]) -> None:
         """Place and start all workers. `setup`: their common part.
 
-        Engines that are trained, or were, load their state from the checkpoint `resumed_from`.
-        `note` is called for each engine.
+        Engines that are or were trained load their state from the checkpoint `resumed_from`. `note` is called for each
+        engine.
         """
         self._setup = setup
         for name, executor in self._plan.executors.items():
@@ -161,7 +161,7 @@ class WorkerGroups:
         note: Callable[[str], None],
         preloads: Mapping[str, list[PendingCall[None]]],
     ) -> None:
-        """Start executors that share devices, one after the other. Those that sleep make room for the next."""
+        """Start executors that share devices, one after the other. Sleepers make room for the next one."""
         started: list[str] = []
         clock = asyncio.get_running_loop().time
         for name in chain:
@@ -252,8 +252,8 @@ class WorkerGroups:
 def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine) -> list[StartEngine]:
     """One for each rank. `where`: the places of the ranks' workers; `common`: the part that all workers share.
 
-    The ranks of an engine meet at its first rank, those of a server at the server's. The first rank of a server on each
-    machine gets all of its GPUs there.
+    The ranks of an engine meet at its first rank, the ranks of a server at the server's first one. The first rank of a
+    server on each machine gets all of the server's GPUs there.
     """
     engine = executor.engines[0] if executor.engines else None
     spec = common.pipeline.engines[engine] if engine else None

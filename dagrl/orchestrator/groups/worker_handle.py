@@ -74,7 +74,7 @@ class PendingTask:
 
 
 class WorkerHandle:
-    """One worker of an executor, as the driver sees it."""
+    """The driver's handle of one worker of an executor."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class WorkerHandle:
                 for item in message.items:
                     yield item
                 if message.last:
-                    # The end of the stream would be one more message, and the step would wait for it.
+                    # Not until the end of the stream, which would be one more message for the step to wait for.
                     return
 
     # -- waits
@@ -157,7 +157,7 @@ class WorkerHandle:
             return await self._wait_for(ref, waits_for, node or waits_for, timeout or self.timeout)
 
     async def _wait_for(self, ref: ray.ObjectRef, waits_for: str, node: str, timeout: Timeout) -> Any:
-        """The timeout starts again when the worker shows that it is alive: a call may be queued behind a long task."""
+        """The timeout restarts with each sign of life of the worker: a call may be queued behind a long task."""
         clock = asyncio.get_running_loop().time
         begin = clock()
         deadline = begin + timeout.seconds
@@ -183,7 +183,7 @@ class WorkerHandle:
         return WorkerHungError(cause, node=node, worker=self.location, hint=hint, lost=(self.id,))
 
     def _called(self, verb: str) -> str:
-        """Name the user function that the worker runs, or died in, for a message; empty if there is none."""
+        """Name the user function that the worker runs, or died in, for a message; empty if unknown."""
         what = recorded_call(self._run_dir, self.info.host, self.info.pid) if self._run_dir else ""
         return f", {verb} {what}" if what else ""
 

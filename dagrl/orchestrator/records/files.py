@@ -1,10 +1,9 @@
 """The files of a run's records: one JSON document for each node and step, and the columns that it names.
 
-records/step_N/NODE.json      the runs of a node: rows, columns by the hash of their content, metrics
-records/columns/HASH.npz      a column, once, however many nodes read it
-records/pipelines/HASH.yaml   the pipeline as it was
-records/states/step_N/ENGINE  with ``keep_last``: the state of a trained engine after step N
-records/kept.json             with ``keep_last``: first steps of the segments that stay for good
+records/step_N/NODE.json the runs of a node: rows, columns by the hash of their content, metrics
+records/columns/HASH.npz a column, stored once for all its readers records/pipelines/HASH.yaml the pipeline of the
+recorded step records/states/step_N/ENGINE with ``keep_last``: the state of a trained engine after step N
+records/kept.json with ``keep_last``: first steps of the segments that stay for good
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _FORMAT = 1
 
 
 class RecordError(ValueError):
-    """A record is missing, damaged or of another format."""
+    """A record is missing, damaged or has another format."""
 
 
 class _Document(BaseModel):
@@ -64,15 +63,15 @@ class RecordedInputs(_Document):
     sources: dict[str, list[StoredBlock]]
     """Task -> the blocks of its output that the run reads."""
     kl_weight: float | None = None
-    """Only of an advantage."""
+    """Only for an advantage node."""
     baselines: dict[str, float] = {}
-    """Only of an advantage with baselines of roles."""
+    """Only for an advantage node with baselines of roles."""
     returned: tuple[int, ...] = ()
-    """Groups of the batch that a buffer has returned."""
+    """Groups of the batch that a buffer returned."""
 
 
 class RecordedBlock(_Document):
-    """Rows and columns that one worker has returned."""
+    """Rows and columns returned by one worker."""
 
     worker: str
     block: StoredBlock
@@ -87,7 +86,7 @@ class RecordedOutputs(_Document):
     weights: dict[str, tuple[str, float]] = {}
     """After the last piece of an update: each tensor's digest and norm."""
     chunks: list[tuple[int, list[int]]] = []
-    """Only of a rollout: server and groups of each call, in the order in which they were sent."""
+    """Only for a rollout: server and groups of each call, in the order in which they were sent."""
 
     def stats(self) -> dict[str, Stat]:
         return {name: Stat(*fields) for name, fields in self.metrics.items()}
@@ -178,7 +177,7 @@ class Records:
         return [step for step, _ in numbered_steps(self.folder / "states")]
 
     def segments(self) -> list[int]:
-        """First steps of the segments that are there: after a state, or, from start weights, the first of all."""
+        """First steps of the existing segments: the step after a state, or step 1 from start weights."""
         return sorted({step + 1 for step in self.saved_states()} | set(self.steps()[:1]))
 
     def keep(self, segments: Sequence[int]) -> None:
@@ -186,7 +185,7 @@ class Records:
         replace_text(self.folder / _KEPT, json.dumps(segments))
 
     def kept(self) -> list[int]:
-        """The steps that `keep` has written. Raises OSError, or ValueError if the file has other content."""
+        """The steps written by `keep`. Raises OSError, or ValueError if the file has other content."""
         path = self.folder / _KEPT
         return [int(step) for step in json.loads(path.read_text())] if path.is_file() else []
 
@@ -206,12 +205,12 @@ class Records:
             self.columns.sweep(self._named_columns())
 
     def batch(self, blocks: Iterable[StoredBlock]) -> Batch | None:
-        """The rows of some blocks, by row id, each once; None without columns. Raises DamagedColumnError."""
+        """The rows of some blocks, by row id, without duplicates; None without columns. Raises DamagedColumnError."""
         batches = [self.columns.get_block(block) for block in blocks if block.columns]
         if not batches:
             return None
         whole = Batch.concat(batches)
-        # Blocks that several runs of a node have read are here once for each.
+        # Blocks that several runs of a node read are repeated.
         return whole.take(np.unique(whole.rows, return_index=True)[1])
 
     def _named_columns(self) -> set[str]:
@@ -238,7 +237,7 @@ class Records:
 
 
 def ranges(steps: Sequence[int]) -> str:
-    """Steps in words, for example ``steps 1-4, 7``."""
+    """Format steps, for example ``steps 1-4, 7``."""
     parts: list[list[int]] = []
     for step in steps:
         if parts and step == parts[-1][-1] + 1:

@@ -1,7 +1,7 @@
 """Records nodes during a run: the driver notes inputs and outputs, and a CPU worker stores the columns.
 
 Inputs are written when a node starts, so that one that fails can be replayed. A step is committed when its records are
-on the disk. A failure to record ends the recording, not the run.
+on the disk. A failure to record ends only the recording, not the run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _DRAIN_S = 60.0
 
 @dataclass(slots=True)
 class Recording:
-    """A run of a node that is being recorded."""
+    """A recorded run of a node."""
 
     run: Run
     task: PlannedTask
@@ -64,7 +64,7 @@ class Recorder:
     def __init__(
         self, prepared: PreparedPipeline, groups: WorkerGroups, folder: RunFolder, note: Callable[[str], None]
     ) -> None:
-        """The records of steps after the one that the run begins with are removed: these steps run again."""
+        """Records of steps after the run's first one are removed, because these steps run again."""
         loaded, plan = prepared.loaded, prepared.plan
         self._plan, self._groups, self._note = plan, groups, note
         self._records = Records(folder.path.resolve())
@@ -111,7 +111,7 @@ class Recorder:
         batch: BatchIndex,
         inputs: OpInputs = NO_INPUTS,
     ) -> Recording | None:
-        """A node is about to get its work. Queues the calls that record its inputs; does not wait."""
+        """Called before a node gets its work: queues the calls that record its inputs, without waiting."""
         if self._stopped or task.name not in self._tasks:
             return None
         if self._ring is not None and self._ring.begin(run.step) and executor.trained and not task.frozen:
@@ -142,7 +142,7 @@ class Recorder:
         return recording
 
     def follow(self, recording: Recording | None, executor: Executor) -> None:
-        """The work of a node has been sent. Queues the digests of weights right behind it."""
+        """Called when a node's work is sent: queues the digests of weights right after it."""
         if recording is not None and recording.task.trains and self._inputs(recording).ends:
             what = f"the weights after {recording.task.name} (step {recording.run.step})"
             recording.weights = self._groups[executor.name].submit_all(what, Worker.weight_digests)
@@ -153,7 +153,7 @@ class Recorder:
         blocks: Sequence[tuple[WorkerId, Block]],
         chunks: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> None:
-        """A node has ended, with these workers' blocks. Queues the calls that record them; does not wait."""
+        """Called when a node ends, with its workers' blocks: queues the calls that record them, without waiting."""
         if recording is None or self._stopped:
             return
         stats = merge(block.stats for _, block in blocks)
@@ -165,7 +165,7 @@ class Recorder:
         self._queue(self._store_outputs(recording, wanted, stats, chunks))
 
     async def commit(self, step: int) -> None:
-        """Wait for the records of a step, and remove those that are no longer needed."""
+        """Wait for the records of a step, and remove records that are no longer needed."""
         if self._spec is None:
             return
         await self._jobs.join()
@@ -188,7 +188,7 @@ class Recorder:
             self._stop(error)
 
     async def drain(self) -> None:
-        """Give queued records some time to reach the disk: the run has failed."""
+        """Wait briefly for queued records after a failure of the run."""
         if self._writer is not None:
             await asyncio.wait([asyncio.ensure_future(self._jobs.join())], timeout=_DRAIN_S)
 
@@ -223,7 +223,7 @@ class Recorder:
             self._note(f"recording has stopped, and the run goes on without it: {error}")
 
     def _save_state(self, step: int, executor: Executor) -> None:
-        """Save the state that a segment starts from. Start weights need none."""
+        """Save the state at the start of a segment. Start weights need none."""
         if step == 0 or (step, executor.name) in self._saved:
             return
         self._saved.add((step, executor.name))
@@ -240,7 +240,7 @@ class Recorder:
     async def _store_inputs(self, recording: Recording, wanted: Mapping[str, Sequence[ColumnsToStore]]) -> None:
         if self._stopped:
             return
-        # A worker must not wait for what is still being computed: it may be needed for that.
+        # A worker must not wait for unfinished results, because it may be needed to compute them.
         refs = [columns.ref for blocks in wanted.values() for columns in blocks]
         if refs:
             await asyncio.to_thread(ray.wait, refs, num_returns=len(refs), timeout=self._timeout_s, fetch_local=False)
@@ -286,7 +286,7 @@ class Recorder:
             for columns, block in zip(missing, stored, strict=True):
                 key = columns.ref.binary()
                 known[key, ""] = block.rows
-                # Empty for a column that the object does not have.
+                # Empty for a column that the object lacks.
                 known.update({(key, name): block.columns.get(name, "") for name in columns.names})
         blocks = []
         for entry in wanted:
@@ -309,7 +309,7 @@ class Recorder:
 
 
 def recorded_tasks(plan: Plan, nodes: Sequence[str]) -> frozenset[str]:
-    """Training tasks of these nodes, and all updates that lead to the weights that they use."""
+    """Training tasks of these nodes, and all updates that lead to their weights."""
     named = [task for task in plan.tasks if task.node in nodes and task.rows is Rows.TRAIN]
     sources = {task.executor for task in named if not task.frozen}
     sources |= {plan.executors[name].weights_from or name for name in sources}

@@ -1,4 +1,4 @@
-"""Decides which steps stay recorded: a ring of segments, and those in which something remarkable has happened."""
+"""Decides which steps stay recorded: a ring of segments, and segments with alarms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ring:
     """
 
     def __init__(self, keep_last: int, earlier: Iterable[int] = (), kept: Iterable[int] = ()) -> None:
-        """`earlier`: first steps of the segments that the run had when it ended before; `kept`: those of all that are
+        """`earlier`: first steps of the segments of the run's previous start; `kept`: first steps of segments that are
         kept for good.
         """
         self._length = keep_last
@@ -34,7 +34,7 @@ class Ring:
         return sorted(self._kept)
 
     def begin(self, step: int) -> bool:
-        """A step begins, or continues. Returns whether it is the first one of its segment, which needs a state."""
+        """Called when a step begins or continues. Returns whether it is its segment's first, which needs a state."""
         if not self._has_begun or step >= self._firsts[-1] + self._length:
             self._has_begun = True
             if step not in self._firsts:
@@ -42,9 +42,9 @@ class Ring:
         return step in self._firsts
 
     def commit(self, step: int, *, remarkable: bool) -> list[range]:
-        """A step has ended. Returns the segments that are no longer needed, as ranges of steps."""
+        """Called when a step has ended. Returns the segments that are no longer needed, as ranges of steps."""
         if remarkable:
-            # With the segment before it: the step may be the first of its own.
+            # Includes the previous segment, because the step may be the first of its own.
             self._kept.update(self._firsts[-2:])
         dropped = []
         # The third segment replaces the first one when its first step is done.
@@ -56,7 +56,7 @@ class Ring:
 
 
 class AlarmDetector:
-    """Finds updates whose metrics are not finite, or whose gradient norm is far above the usual."""
+    """Finds updates whose metrics are not finite, or whose gradient norm is far above the median."""
 
     def __init__(self, events: Iterable[str]) -> None:
         self._events = frozenset(events)

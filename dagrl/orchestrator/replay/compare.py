@@ -1,4 +1,4 @@
-"""Compares columns, metrics and weights bit by bit, and says where they differ and by how much."""
+"""Compares columns, metrics and weights bit by bit, and reports places and sizes of differences."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _COMPARED = {"mean": "", "low": "least value ", "high": "largest value "}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two results differ."""
+    """A difference of two results."""
 
     what: str
     """For example ``column ref_logprob``."""
     text: str
-    """Which rows, and by how much."""
+    """The rows, and the size of the difference."""
     size: float
     """Largest difference relative to the column's largest magnitude, or to the metric's, at least 1; infinite where
     values cannot be compared."""
@@ -108,7 +108,7 @@ def compare_metrics(recorded: Mapping[str, Stat], replayed: Mapping[str, Stat]) 
         # NaN is equal to itself.
         what = next((what for what in _COMPARED if not _same(getattr(left, what), getattr(right, what))), None)
         if what is None:
-            # Other layouts add up in other parts, and count other times: that alone is no difference.
+            # Other layouts sum in other parts and measure other times, which is not a difference.
             continue
         ours, theirs = getattr(left, what), getattr(right, what)
         # Many metrics are differences of numbers around 1, and near 0 themselves.

@@ -55,9 +55,9 @@ class ReplayOutcome:
     """Node -> names of the compared parts."""
     differences: list[Difference] = field(default_factory=list)
     not_recorded: bool = False
-    """Whether the run ended before the node did, so that there is nothing to compare."""
+    """Whether the run ended before the node, so that no outputs can be compared."""
     failure: RunError | None = None
-    """How a node failed, now."""
+    """The failure of a node in the replay."""
     failed: str = ""
 
     def add(self, node: str, *what: str) -> None:
@@ -87,7 +87,7 @@ def replay(target: ReplayTarget, run_dir: Path, note: Callable[[str], None], *, 
 
 @contextmanager
 def _on_this_machine() -> Iterator[None]:
-    """A replay is alone: it does not join a cluster that happens to run, unless RAY_ADDRESS names it."""
+    """A replay does not join a running cluster unless RAY_ADDRESS names it."""
     if "RAY_ADDRESS" in os.environ:
         yield
         return
@@ -136,7 +136,7 @@ class _Replay:
     def __init__(self, target: ReplayTarget, records: Records, ranks: Ranks, note: Callable[[str], None]) -> None:
         self._target, self._records, self._ranks, self._note = target, records, ranks, note
         self._repeated: dict[str, tuple[Path | None, list[_Key]]] = {}
-        """Engine -> the state that it has loaded, and the updates that it has taken since."""
+        """Engine -> its loaded state, and its updates since."""
         self._synced: dict[str, int] = {}
         """Generator -> version of its weights."""
 
@@ -163,7 +163,7 @@ class _Replay:
         return outcome
 
     async def _restore(self, chain: Chain, executor: str) -> None:
-        """Bring an executor, whose weights come from the engine of `chain`, to those with which its node began."""
+        """Bring an executor to the weights with which its node began. They come from the engine of `chain`."""
         engine, wanted = chain.engine, [_key(update.step, update.inputs) for update in chain.updates]
         folder, done = self._repeated.get(engine, (None, []))
         if engine not in self._repeated or folder != chain.folder or wanted[: len(done)] != done:
@@ -203,7 +203,7 @@ class _Replay:
         return _result(blocks, await self._ranks.digests(task.executor) if has_digests else {})
 
     def _batch(self, inputs: RecordedInputs, group_size: int) -> BatchIndex:
-        """The batch as the run saw it, with its columns in Ray's object store. Raises DamagedColumnError."""
+        """The batch of the run, with its columns in Ray's object store. Raises DamagedColumnError."""
         rows = {shard.shard: np.array(shard.rows, dtype=np.int64) for shard in inputs.rows}
         tokens = np.zeros(1 + max((int(ids.max(initial=-1)) for ids in rows.values()), default=-1), dtype=np.int64)
         for shard in inputs.rows:

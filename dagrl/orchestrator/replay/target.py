@@ -44,7 +44,7 @@ _MOST_RANKS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRun:
-    """One run of a recorded node, and the way to the weights with which it began."""
+    """One run of a recorded node, and the updates that lead to its initial weights."""
 
     record: NodeRecord
     run: RecordedRun
@@ -55,7 +55,7 @@ class ReplayedRun:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTarget:
-    """Recorded nodes of a step, and all that it takes to run them again."""
+    """Recorded nodes of a step, and everything needed to run them again."""
 
     runs: tuple[ReplayedRun, ...]
     """In the order in which they started."""
@@ -179,7 +179,7 @@ def _fitting_ranks(pipeline: Pipeline, engine: str, overrides: Sequence[str], ra
     try:
         spec = type(pipeline.engines[engine]).model_validate(tree)
     except ValidationError:
-        return ranks  # loading the pipeline reports it, in better words
+        return ranks  # loading the pipeline reports it, with a better message
     for number in (ranks, *range(1, _MOST_RANKS)):
         try:
             spec.layout(GroupSpec(cpus_per_node=number))
@@ -228,7 +228,7 @@ def _chain(run_dir: Path, records: Records, record: NodeRecord, run: RecordedRun
 
 
 def _version(records: Records, record: NodeRecord) -> int:
-    """The version of the weights that sampled a recorded rollout. RecordError if there were several."""
+    """The version of the weights that sampled a recorded rollout. RecordError for several versions."""
     versions: set[int] = set()
     for block in (stored.block for run in record.runs if run.outputs for stored in run.outputs.blocks):
         if "policy_version" in block.columns:
@@ -275,7 +275,7 @@ class RecordedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The way to the weights with which a recorded run began."""
+    """The state and updates that lead to a recorded run's initial weights."""
 
     engine: str
     step: int
@@ -323,13 +323,13 @@ def chain_to(
 
 
 def _complete(updates: Sequence[RecordedUpdate]) -> bool:
-    """Whether these are all pieces of the updates of one step: each node's last one is among them."""
+    """Whether these are all pieces of the updates of one step, including each node's last one."""
     nodes = {update.node for update in updates}
     return bool(nodes) and nodes == {update.node for update in updates if update.inputs.ends}
 
 
 def updates_of(records: Records, engine: str, step: int) -> list[RecordedUpdate]:
-    """All recorded updates of an engine up to a step. Unreadable records of other steps are left out."""
+    """All recorded updates of an engine up to a step. Unreadable records of other steps are omitted."""
     updates: list[RecordedUpdate] = []
     for earlier in (earlier for earlier in records.steps() if earlier <= step):
         for node in records.nodes(earlier):

@@ -1,11 +1,10 @@
-"""The account of a step's samples: each that was generated has one end. Pure.
+"""The account of a step's samples: each generated sample has one end. Pure.
 
     generated + carried_in = trained + stale + filtered + failed + unused + carried_out
 
 This holds in samples and in tokens, for each rollout and each source of data. A sample is generated in the step that
-samples its first token. Its tokens have its end, but for those of a trained sample that are not trained on: tokens
-masked as too old are ``stale``, those that an agent's rows do not hold ``unused``, those of an agent's failed attempts
-``failed``.
+samples its first token. Its tokens have its end, except untrained tokens of a trained sample: tokens masked as too old
+are ``stale``, tokens outside of an agent's rows ``unused``, tokens of an agent's failed attempts ``failed``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _COLUMNS = (
     *("generated", "generated_tokens", "carried_in", "carried_in_tokens"),
     # Ends of samples that began again in this step.
     *("stale", "stale_tokens", "failed", "failed_tokens"),
-    # The tokens of the open sample, and those of them that are not trained on.
+    # The tokens of the open sample, and its untrained tokens.
     *("masked", "held", "retried", "agent_failed"),
 )
 
@@ -40,9 +39,9 @@ class RolloutFacts:
     trained: bool = True
     """Whether a node trains on its samples."""
     replaced: int = 0
-    """Samples of each group, the last ones, that ``mix`` replaces by an expert's."""
+    """Number of samples at the end of each group that ``mix`` replaces by expert responses."""
     carries: bool = False
-    """Whether a later step continues what a step leaves unfinished."""
+    """Whether a later step continues unfinished samples."""
 
 
 def rollout_facts(pipeline: Pipeline, plan: Plan) -> dict[str, RolloutFacts]:
@@ -66,12 +65,13 @@ def rollout_facts(pipeline: Pipeline, plan: Plan) -> dict[str, RolloutFacts]:
 
 
 class StepAccount:
-    """The samples that the rollouts of one step have generated or continued."""
+    """The samples that the rollouts of one step generated or continued."""
 
     def __init__(self, group_size: int, facts: Mapping[str, RolloutFacts]) -> None:
         self._rollouts = {name: _Samples(fact, group_size // fact.rows_per_sample) for name, fact in facts.items()}
         self._ends: dict[int, str] = {}
-        """Group -> the end of its samples; others are trained if they are in the batch, else unused."""
+        """Group -> the end of its samples; samples of other groups are trained if they are in the batch, else
+        unused."""
 
     def rollout(self, name: str) -> _Samples:
         return self._rollouts[name]
@@ -81,7 +81,7 @@ class StepAccount:
         self._ends |= dict.fromkeys(groups, end)
 
     def add_update(self, task: PlannedTask, block: Block) -> None:
-        """Add the counts of a block, if an update has yielded it: see `dagrl.ops.update`."""
+        """Add the counts of a block from an update: see `dagrl.ops.update`."""
         if task.op == "update" and task.sampled_by in self._rollouts:
             # Without counts, nothing is too old: the update trains on each row.
             counts = block.counts or {"stale": np.zeros_like(block.rows), "kept": np.ones_like(block.rows)}
@@ -90,7 +90,7 @@ class StepAccount:
     def metrics(self, batch: Sequence[int], source_of: Callable[[int], str] | None = None) -> dict[str, float]:
         """The metrics of a step whose batch are these groups; ``generated`` alone is right before the step's end.
 
-        With `source_of`, which names the source of a group, also those of each source.
+        With `source_of`, which names the source of a group, also the metrics of each source.
         """
         metrics: dict[str, float] = {}
         for samples in self._rollouts.values():
@@ -116,7 +116,7 @@ class _Samples:
         self.facts = facts
         self._per_group = per_group
         self._live = np.zeros(0, dtype=np.int64)
-        """Tokens of each open sample; -1 where there is none."""
+        """Tokens of each open sample; -1 without one."""
         self._table = {name: np.zeros(0, dtype=np.int64) for name in _COLUMNS}
         self._updates: dict[str, list[tuple[np.ndarray, Mapping[str, np.ndarray]]]] = {}
 
@@ -137,7 +137,7 @@ class _Samples:
     def add(self, rows: np.ndarray, counts: Mapping[str, np.ndarray], *, finished: bool) -> None:
         """Add a rollout's counts of these rows: see `dagrl.ops.rollout`.
 
-        Samples of an earlier step that were not continued have ended: too old, or lost with a worker.
+        Samples of an earlier step that were not continued have ended as too old, or lost with a worker.
         """
         ids, inverse = np.unique(rows // self.facts.rows_per_sample, return_inverse=True)
         self._reach(int(ids.max(initial=-1)) + 1)
@@ -160,7 +160,7 @@ class _Samples:
         table["held"][ids] = total("held") if "held" in counts else self._live[ids]
 
     def lose(self, rows: np.ndarray, tokens: int) -> None:
-        """Samples that a lost server has not reported have failed. `tokens`: those that it sampled for these rows."""
+        """Samples that a lost server did not report have failed. `tokens`: tokens that it sampled for these rows."""
         ids = np.unique(rows // self.facts.rows_per_sample)
         if not len(ids):
             return
@@ -185,7 +185,7 @@ class _Samples:
         self._updates.setdefault(task, []).append((rows // self.facts.rows_per_sample, counts))
 
     def counted(self, ids: np.ndarray, ends: np.ndarray) -> dict[str, np.ndarray]:
-        """The metrics of each sample. `ends`: those of their groups; empty for groups in the batch."""
+        """The metrics of each sample. `ends`: the ends of their groups; empty for groups in the batch."""
         table = {name: column[ids] for name, column in self._table.items()}
         is_open, live = self._live[ids] >= 0, np.maximum(self._live[ids], 0)
         ends, in_batch = ends.copy(), ends == ""
@@ -216,7 +216,7 @@ class _Samples:
         }
 
     def _too_old(self, ids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """How many of the `tokens` of each sample are too old for every node that trains."""
+        """The number of `tokens` of each sample that are too old for every training node."""
         outdated = tokens
         for parts in self._updates.values():
             stale, kept = (
@@ -227,12 +227,12 @@ class _Samples:
                 )[ids].astype(np.int64)
                 for name in ("stale", "kept")
             )
-            # Without any token that is kept, the whole sample is too old.
+            # Without a kept token, the whole sample is too old.
             outdated = np.minimum(outdated, np.where((stale > 0) & (kept == 0), tokens, stale))
         return outdated if self._updates else np.zeros_like(tokens)
 
     def _replaced(self, ids: np.ndarray, is_open: np.ndarray) -> np.ndarray:
-        """Whether an expert's response replaces a sample: the last ones of each group, bool [ids]."""
+        """Whether an expert's response replaces a sample (the last samples of each group), bool [ids]."""
         if not self.facts.replaced:
             return np.zeros(len(ids), dtype=bool)
         mine = np.flatnonzero(is_open)

@@ -1,4 +1,4 @@
-"""The index of one batch: which task has stored which rows in which object. Metadata only."""
+"""The index of one batch: the objects in which tasks stored rows. Metadata only."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NO_ROWS = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Where arriving groups belong."""
+    """The shards of arriving groups."""
 
     shards: tuple[int, ...]
-    """Shards with any of them."""
+    """Shards with any of the groups."""
     complete: tuple[int, ...]
     """Shards that are complete now."""
     surplus: tuple[int, ...]
@@ -41,26 +41,26 @@ class BatchIndex:
         self.first_group = 0
         """The first group of the current round."""
         self.returned: frozenset[int] = frozenset()
-        """Groups of earlier steps that a buffer has returned."""
+        """Groups of earlier steps that a buffer returned."""
         self._refs: dict[str, list[ray.ObjectRef]] = {}
         """Task -> the objects with its blocks."""
         self._index: dict[str, RowIndex] = {}
-        """Task -> which of those objects holds a row."""
+        """Task -> index of the object that holds a row."""
         self._shard_rows = [_NO_ROWS] * shards
         self._shard_of_group: dict[int, int] = {}
         self._rows_of_group: dict[int, int] = {}
-        """Group -> how many rows it has."""
+        """Group -> number of its rows."""
         self._chosen: list[list[int]] | None = None
         """With over-sampling: the groups of each shard, in the order in which they arrived."""
         self._tokens = np.zeros(0, dtype=np.int64)
-        """Tokens of each row. May be longer than there are rows."""
+        """Tokens of each row. May be longer than the number of rows."""
         self._prompts: dict[int, int] = {}
         self._missing: dict[str, list[int]] = {}
-        """Task whose rows arrive group by group -> how many groups each shard still waits for."""
+        """Task whose rows arrive group by group -> number of groups that each shard still waits for."""
 
     @staticmethod
     def recorded(group_size: int, shards: int, rows: Mapping[int, np.ndarray], tokens: np.ndarray) -> BatchIndex:
-        """A batch as it was: the rows of shards, and `tokens` by row id."""
+        """Restore a batch: the rows of shards, and `tokens` by row id."""
         batch = BatchIndex(group_size, shards)
         for mine in rows.values():
             batch._count(mine)
@@ -87,7 +87,7 @@ class BatchIndex:
             self._tokens = tokens
 
     def _count(self, rows: np.ndarray) -> list[int]:
-        """The groups of these rows, which are all that each of them has."""
+        """The groups of these rows, which must be complete."""
         groups, counts = np.unique(self.groups(rows), return_counts=True)
         self._rows_of_group |= dict(zip(groups.tolist(), counts.tolist(), strict=True))
         return groups.tolist()
@@ -109,7 +109,7 @@ class BatchIndex:
         return max(self._shard_of_group, default=-1) + 1
 
     def begin_round(self) -> None:
-        """The source will add further groups, which are the batch from now on, until `select`."""
+        """The source will add further groups, which form the batch until `select`."""
         self.first_group = self.next_group
         self._reset_shards([_NO_ROWS] * len(self._shard_rows))
 
@@ -188,7 +188,7 @@ class BatchIndex:
         return self._prompts[group]
 
     def is_returned(self, group: int) -> bool:
-        """Whether a buffer has added the group, whose prompt is that of an earlier step."""
+        """Whether a buffer added the group, whose prompt belongs to an earlier step."""
         return group not in self._prompts
 
     def tokens_of(self, group: int) -> int:
@@ -215,15 +215,15 @@ class BatchIndex:
         return int(self._tokens[self.all_rows].sum())
 
     def objects(self, task: str, rows: np.ndarray) -> list[ray.ObjectRef]:
-        """The objects in which a task has stored its output for these rows, or will."""
+        """The objects in which a task stores its output for these rows, now or later."""
         if not len(rows) or task not in self._index:
             return []
         return list(dict.fromkeys(self._refs[task][block] for block in self._index[task].find(rows).tolist()))
 
     def sources(self, task: PlannedTask, rows: np.ndarray) -> tuple[ColumnSource, ...]:
-        """Where the columns that `task` reads are stored for these rows, by producer.
+        """The stored columns that `task` reads for these rows, by producer.
 
-        Without rows one object is named all the same: a rank without rows needs the types of its columns.
+        Without rows one object is still named, because a rank without rows needs the types of its columns.
         """
         sources = []
         for producer in task.needs:

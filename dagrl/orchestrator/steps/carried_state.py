@@ -1,4 +1,4 @@
-"""State that a step takes over from earlier ones, and that a checkpoint holds: prompts, KL weights and baselines."""
+"""State that passes from step to step and is part of checkpoints: prompts, KL weights and baselines."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DIVERGENCE = "kl/reward_divergence"
 class KlControl:
     """The KL weights of all advantage nodes with a ``target_kl``.
 
-    A step's weight depends on the divergence of an earlier step that has always ended by then: the one before it, or
-    ``schedule.max_staleness`` steps further back. So it is reproducible, also after a resume.
+    A step's weight depends on the divergence of an earlier step that has always ended: the previous one, or one
+    ``schedule.max_staleness`` steps further back. It is therefore reproducible, also after a resume.
     """
 
     def __init__(self, pipeline: Pipeline, kept: Mapping[str, Sequence[float]], first_step: int) -> None:
@@ -96,8 +96,8 @@ BASELINE = "baseline/"
 class RoleBaselines:
     """The baselines of all advantage nodes with ``estimator: rae``.
 
-    These nodes run in the order of steps (`PlannedTask.in_order`), so the baselines of a step are those after the step
-    before, whatever the staleness, and a resumed run continues with them.
+    These nodes run in the order of steps (`PlannedTask.in_order`), so the baselines of a step are the ones after the
+    previous step, for any staleness, and a resumed run continues with them.
     """
 
     def __init__(self, pipeline: Pipeline, kept: Mapping[str, Mapping[str, float]], first_step: int) -> None:
@@ -107,10 +107,10 @@ class RoleBaselines:
             for name, node in pipeline.nodes.items()
             if isinstance(node, AdvantageNode) and node.estimator == "rae"
         }
-        """Node -> step -> role -> baseline, for steps that have none after them that is committed."""
+        """Node -> step -> role -> baseline, for the last committed step and later ones."""
 
     def before(self, node: str, step: int) -> Mapping[str, float]:
-        """Role -> baseline at the begin of a step; empty for nodes without."""
+        """Role -> baseline at the start of a step; empty for nodes without baselines."""
         return self._newest(self._after[node], step - 1) if node in self._after else {}
 
     def add(self, task: PlannedTask, step: int, block: Block) -> None:
@@ -138,7 +138,7 @@ class CarriedState:
     """The state of all open steps that later steps depend on."""
 
     def __init__(self, prepared: PreparedPipeline, start: RunState, note: Callable[[str], None]) -> None:
-        """`start`: the state after the step before the first one. Raises RunError."""
+        """`start`: the state before the first step. Raises RunError."""
         pipeline, first_step = prepared.loaded.pipeline, start.step + 1
         self._model = model_identity(pipeline)
         reads = any(task.op == PROMPTS_NODE and task.rows is Rows.TRAIN for task in prepared.plan.tasks)
@@ -156,7 +156,7 @@ class CarriedState:
             self.feed.learn(run, block, batch)
 
     def end_step(self, step: int, metrics: Mapping[str, float], *, validated: bool) -> dict[str, float]:
-        """Let the order of prompts learn from a step's metrics; returns the metrics of the prompts. Raises RunError."""
+        """Update the order of prompts from a step's metrics; returns the metrics of the prompts. Raises RunError."""
         if self.feed is None:
             return {}
         own = self.feed.metrics(step)

@@ -86,7 +86,7 @@ def dispatch(
 def _without_parts(
     run: Run, task: PlannedTask, batch: BatchIndex, pipeline: Pipeline, common: _Common, inputs: OpInputs
 ) -> TaskWork:
-    """The work of a run, as the op of `task` needs it."""
+    """The work of a run, of the class for the op of `task`."""
     if inputs.experience is not None:
         path, explorer = inputs.experience
         written = batch.groups_in(batch.rows(run.shards)) if task.inputs else []
@@ -167,7 +167,7 @@ def _common(run: Run, task: PlannedTask, pipeline: Pipeline, committed: int) -> 
 
 
 def _split(run: Run, task: PlannedTask, batch: BatchIndex, pipeline: Pipeline) -> Sequence[tuple[int, np.ndarray]]:
-    """The rows that are processed together: a shard, a mini-batch, or all."""
+    """Groups rows that are processed together: a shard, a mini-batch, or all rows."""
     if not task.inputs:
         return []
     node = pipeline.nodes.get(task.node)
@@ -179,7 +179,7 @@ def _split(run: Run, task: PlannedTask, batch: BatchIndex, pipeline: Pipeline) -
         # Over-sampling leaves gaps in the numbers of groups.
         _, starts = np.unique(batch.groups(own), return_index=True)
         parts = np.split(own, starts[prompts::prompts])
-        # Optimizer steps are as many as without returned groups, which are spread over them.
+        # The number of optimizer steps does not depend on returned groups, which are spread over them.
         shares = [batch.rows_of(share.tolist()) for share in np.array_split(returned, len(parts))]
         return [(index, np.concatenate(rows)) for index, rows in enumerate(zip(parts, shares, strict=True))]
     if task.scope is Scope.BATCH:

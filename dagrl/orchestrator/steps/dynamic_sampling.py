@@ -1,4 +1,4 @@
-"""Dynamic sampling: how many prompts each round of a step samples, and which groups of all rounds are the batch."""
+"""Dynamic sampling: the number of prompts of each round of a step, and the groups of all rounds that form the batch."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ class Selection:
         return min(self._max_prompts, math.ceil(likely))
 
     def batch(self) -> list[int]:
-        """The groups of the step, ascending: the first ones that have passed, then failed ones to fill it."""
+        """The groups of the step, ascending: the first groups that passed, then failed ones to fill it."""
         return sorted([*self._passed, *self._failed[: max(0, self._missing)]][: self._needed])
 
     def filtered(self) -> list[int]:
-        """The groups that have not passed and are not part of the step."""
+        """The groups that did not pass and are not part of the step."""
         return self._failed[max(0, self._missing) :]
 
     def metrics(self) -> dict[str, float]:

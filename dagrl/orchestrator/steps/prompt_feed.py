@@ -1,4 +1,4 @@
-"""The prompts of each round of a step: those that earlier steps have not finished, then the next ones of the order."""
+"""The prompts of each round of a step: unfinished prompts of earlier steps, then the next ones of the order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dagrl.workers.messages import Block
 class _Prompt:
     carried: Carried
     left_by: int
-    """The step that has not finished it."""
+    """The step that did not finish it."""
     taken_by: int | None = None
     taken_in: int = 0
     """The round of that step."""
@@ -54,11 +54,11 @@ class PartialRolloutBuffer:
         return tuple(prompt.carried.prompt for prompt in waiting)
 
     def taken(self, step: int, round_: int = 0) -> list[Carried]:
-        """The prompts that a round of `step` has taken, in order."""
+        """The prompts that a round of `step` took, in order."""
         return [prompt.carried for prompt in self._prompts if (prompt.taken_by, prompt.taken_in) == (step, round_)]
 
     def drop_tokens(self) -> None:
-        """The objects with the tokens may be lost: all prompts start again, except those of agents that go on."""
+        """The objects with the tokens may be lost: all prompts start again, except prompts of agents that continue."""
         for prompt in self._prompts:
             if not isinstance(prompt.carried.begun, PausedGroup):
                 prompt.carried = prompt.carried._replace(begun=None)
@@ -74,7 +74,7 @@ class PartialRolloutBuffer:
         ]
 
     def commit(self, step: int) -> None:
-        """Drop the prompts that `step` and earlier steps have taken."""
+        """Drop the prompts that `step` and earlier steps took."""
         self._prompts = [prompt for prompt in self._prompts if prompt.taken_by is None or prompt.taken_by > step]
 
 
@@ -105,7 +105,7 @@ class PromptFeed:
         """The newest step whose metrics the order has."""
         self._metrics = asyncio.Event()
         self._read: dict[int, Counter[int]] = {}
-        """Step -> prompts of each source that it has read."""
+        """Step -> number of prompts that it read from each source."""
 
     # -- prompts
 
@@ -121,11 +121,11 @@ class PromptFeed:
         return [*carried, *await self._call(run, lambda: self._order.take(run.step, count - len(carried)))]
 
     async def replace(self, run: Run, ids: Sequence[int], dropped: Sequence[int]) -> list[int]:
-        """`ids` with others in place of those that are too long. Raises RunError."""
+        """`ids` with further prompts in place of ones that are too long. Raises RunError."""
         return await self._call(run, lambda: self._order.replace(run.step, ids, dropped))
 
     async def _call(self, run: Run, function: Callable[[], list[int]]) -> list[int]:
-        """Call the order. A sampler of the user's runs in a thread: the loop goes on, and so does Ctrl-C."""
+        """Call the order. A user's sampler runs in a thread, so that the loop and Ctrl-C keep working."""
         sampler, place = self._order.sampler, _place(run)
         with _failing(place):
             if not isinstance(sampler, OwnSampler):
@@ -136,7 +136,7 @@ class PromptFeed:
         return self._order.ahead(run.step + 1, self._first_round)
 
     def end_round(self, run: Run, ids: Sequence[int]) -> bool:
-        """A round has read these prompts. Returns whether ``run.epochs`` end with the step."""
+        """Called when a round has read these prompts. Returns whether ``run.epochs`` end with the step."""
         self._read.setdefault(run.step, Counter()).update(map(source_of, ids))
         return self._end is not None and self._order.passed(run.step) >= self._end
 
@@ -156,7 +156,7 @@ class PromptFeed:
         self._order.learn(run.step, outcomes)
 
     def learn_metrics(self, step: int, metrics: Mapping[str, float], *, validated: bool) -> None:
-        """Add the metrics of a step. Raises RunError for one that the order needs and that is not there."""
+        """Add the metrics of a step. Raises RunError for a missing one that the order needs."""
         if step not in self._read:  # it only validates
             return
         for name in self._order.sampler.metrics - metrics.keys():

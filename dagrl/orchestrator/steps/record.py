@@ -29,7 +29,7 @@ _DETAILS = {
     "buffer/age": ("mean", "max"),
     "correction/weight": ("mean", "std", "max"),
 }
-"""Statistics with more than a mean. A sum has the name of the statistic itself, like a mean alone."""
+"""Statistics with more than a mean. A sum has the name of the statistic itself, like a single mean."""
 
 
 def _details(name: str) -> tuple[str, ...] | None:
@@ -40,7 +40,7 @@ def _details(name: str) -> tuple[str, ...] | None:
 
 
 def usage_metrics(task: str, ranks: int, blocks: Sequence[tuple[Interval, Usage]]) -> dict[str, float]:
-    """Metrics of all runs of a task in a step, on `ranks` ranks. A value that any rank does not know is omitted."""
+    """Metrics of all runs of a task in a step, on `ranks` ranks. A value that is unknown on a rank is omitted."""
     rank_seconds = busy_seconds(span for span, _ in blocks) * ranks
     if rank_seconds <= 0:
         return {}
@@ -49,7 +49,7 @@ def usage_metrics(task: str, ranks: int, blocks: Sequence[tuple[Interval, Usage]
     flops = [usage.flops for usage in usages if usage.flops is not None]
     peaks = [usage.peak_flops_per_s for usage in usages if usage.peak_flops_per_s is not None]
     if len(flops) == len(peaks) == len(usages):
-        # A group has GPUs of one kind. If not, the best one gives the honest MFU.
+        # A group usually has GPUs of one kind. Otherwise the fastest one determines the MFU.
         metrics[f"mfu/{task}"] = sum(flops) / (rank_seconds * max(peaks))
     memory = [usage.peak_bytes for usage in usages if usage.peak_bytes is not None]
     if memory:
@@ -109,7 +109,7 @@ class StepRecord:
         self._stats.append({name: Stat.of([number])})
 
     def add_freed(self, executor: str, gib: float) -> None:
-        """Add the memory that an executor has freed on each GPU. The maximum of a step counts."""
+        """Add the memory that an executor freed on each GPU. The maximum of a step counts."""
         self._freed_gib[executor] = max(gib, self._freed_gib.get(executor, gib))
 
     def metrics(

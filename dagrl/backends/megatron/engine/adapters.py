@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def add_adapters(
     chunks: list[MegatronModule], hf_config: PretrainedConfig, lora: LoraSpec, *, head: str, seed: int, trainable: bool
 ) -> None:
-    """Add the adapters to the rank's `chunks` and freeze the model's own weights, but for a value or reward head.
+    """Add the adapters to the rank's `chunks` and freeze the model's own weights, except a value or reward head.
 
     The weights must be loaded. All layouts draw the same initial values from `seed`, or read them from ``lora.path``.
     Raises ValueError on all ranks if the folder's are not finite.
@@ -75,7 +75,7 @@ def adapter_plan(own: Sequence[PlannedTensor], config: TransformerConfig, lora: 
 
 @contextmanager
 def without_adapters(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Context in which the model has its own weights alone."""
+    """Context in which the adapters are disabled."""
     for wrapper in _wrappers(chunks):
         wrapper.disable_adapter_layers()
     try:
@@ -87,7 +87,7 @@ def without_adapters(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def with_dropout(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Context in which adapters drop inputs: an update, but no pass for log-probs."""
+    """Context with dropout in adapters, for updates only."""
     for wrapper in _wrappers(chunks):
         wrapper.adapter.dropout.train()
     try:
@@ -102,9 +102,9 @@ def _end_dropout(chunks: Sequence[torch.nn.Module]) -> None:
 
 
 class ReplicatedAdapter(MegatronModule):
-    """The adapter of a layer that each tensor-parallel rank has whole, as latent attention's down projections.
+    """The adapter of a layer that each tensor-parallel rank has whole, such as latent attention's down projections.
 
-    Megatron-bridge would cut it over the ranks, which have different tokens with sequence parallelism.
+    Megatron-bridge would split it over the ranks, which have different tokens with sequence parallelism.
     """
 
     base_linear_is_parallel = False

@@ -39,10 +39,10 @@ from dagrl.backends.runtime.pinned_memory import PinnedCopies
 FILES = "files.json"
 """Size of each file of a finished checkpoint; written last."""
 _FILES = 4
-"""Files that a rank writes side by side: one thread serialises about 1 GB/s."""
+"""Files that a rank writes in parallel: one thread serialises about 1 GB/s."""
 _UNWRITTEN_BYTES = 2**28
-"""Most bytes of a file that are not on disk yet. Left to itself, Linux may begin to write when a tenth of the machine's
-memory is waiting, so that the disk would idle until all tensors are serialised."""
+"""Most bytes of a file that are not yet on disk. By default, Linux may start to write only when a tenth of the
+machine's memory is waiting, so that the disk would idle until all tensors are serialised."""
 
 _Tensors = Iterable[tuple[WriteItem, torch.Tensor]]
 _File = tuple[str, str, tuple[list[tuple[WriteItem, BytesIO]], _Tensors]]
@@ -65,7 +65,7 @@ class BackgroundWriter:
         self._failure: Exception | None = None
 
     def start(self, folder: Path, content: ShardedStateDict, *, copy: bool) -> None:
-        """Begin to write `content` to the existing `folder`, after an earlier write. Collective.
+        """Start to write `content` to the existing `folder`, after an earlier write. Collective.
 
         With `copy`, the tensors may change after `wait_until_copied`, otherwise after `finish`.
         """
@@ -135,7 +135,7 @@ class BackgroundWriter:
                 if live is not None:
                     files = _copied(files, live, self._pinned)
             except OSError as error:
-                # Not the disk's; other ranks wait for this one in any case.
+                # Not an error of the disk. The other ranks wait for this one, so it continues.
                 failure = MemoryError(str(error))
             finally:
                 self._copied.set()
@@ -213,7 +213,7 @@ def _copied(files: Sequence[_File], live: set[int], pinned: PinnedCopies) -> lis
 
 
 def _write_files(files: Sequence[_File], transforms: object) -> list[WriteResult] | Exception:
-    """Write files side by side, with fsync. Returns torch's descriptions of what was written, or the first failure."""
+    """Write files in parallel, with fsync. Returns torch's descriptions of their contents, or the first failure."""
     results: list[list[WriteResult] | Exception] = [OSError("the file was not written") for _ in files]
 
     def write(number: int) -> None:
@@ -237,7 +237,7 @@ def _write_files(files: Sequence[_File], transforms: object) -> list[WriteResult
 
 
 def _on_host(path: Path, tensors: _Tensors) -> Iterator[tuple[WriteItem, torch.Tensor]]:
-    """Copy tensors to the host as the writer of that file asks for them, and let the disk keep up with it."""
+    """Copy tensors to the host at the writer's request, at a pace that the disk can follow."""
     unwritten = 0
     for item, tensor in tensors:
         yield item, tensor.cpu()

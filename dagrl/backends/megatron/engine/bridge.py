@@ -87,7 +87,7 @@ def _models(chunks: Sequence[torch.nn.Module], hf_config: PretrainedConfig) -> l
 def _check_weights(
     tasks: Sequence[WeightConversionTask | None], hf_config: PretrainedConfig, source: WeightSource
 ) -> None:
-    """Reject what megatron-bridge would drop, or what would fail on one rank while the others wait."""
+    """Reject tensors that megatron-bridge would drop, or that would fail on one rank while the others wait."""
     kind = hf_config.model_type
     if any(task is None for task in tasks):
         raise ValueError(f"megatron-bridge has no name for some weights of this {kind}, so it cannot be trained")

@@ -76,7 +76,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _transformer_engine_importable() -> Iterator[None]:
-    """Context in which Transformer Engine can be imported, if necessary as an empty stand-in.
+    """Context in which Transformer Engine can be imported, as an empty placeholder if necessary.
 
     Two modules of megatron-bridge need it at import, for classes that are not used here.
     """

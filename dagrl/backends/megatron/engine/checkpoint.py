@@ -77,10 +77,10 @@ def load(folder: Path, state: TrainingState) -> int:
 
     Random states are restored only if the layout is the same. Learning rate and optimizer options are those of the
     current pipeline, from the saved step on. Raises FileNotFoundError for a missing folder and ValueError for a torn
-    one or one of another model.
+    folder or another model's.
     """
     _check_files(folder)
-    # Megatron's own `load` unpickles whatever the folder's objects ask for.
+    # Megatron's own `load` unpickles arbitrary objects of the folder.
     stored = StoredTensors(folder)
     (saved,) = stored.read_object(COMMON)
     name = "distributed_optimizer"
@@ -113,7 +113,7 @@ def load_weights(folder: Path, chunks: Sequence[MegatronModule], average: Moving
 
 
 def _loaded(stored: StoredTensors, wanted: ShardedStateDict, chunks: Sequence[MegatronModule]) -> ShardedStateDict:
-    """The saved values of a sharded state, the weights among which are put into the model, and averages in place."""
+    """Load the saved values of a sharded state; weights go into the model, averages in place."""
     # Reading changes the shapes of entries.
     averages = [
         (part, name, entry.data) for part in wanted if part.startswith(_AVERAGE) for name, entry in wanted[part].items()
@@ -195,7 +195,7 @@ def _averages(models: ShardedStateDict, average: MovingAverage | None) -> Sharde
 
 
 def _trained(chunk: MegatronModule) -> ShardedStateDict:
-    """The chunk's state; below adapters without frozen weights, which have the values of the start."""
+    """The chunk's state; with adapters, without the frozen weights, which keep their start values."""
     whole = chunk.sharded_state_dict()
     parameters = dict(chunk.named_parameters())
     if not _has_adapters(chunk):
@@ -238,7 +238,7 @@ def _groups(options: StateDict) -> Iterator[StateDict]:
 
 
 def _steps(options: StateDict) -> int | None:
-    """Optimizer steps so far, which all groups share; None before the first."""
+    """Optimizer steps so far, common to all groups; None before the first."""
     steps = {int(group["step"]) for group in _groups(options) if group.get("step") is not None}
     assert len(steps) <= 1, f"parameter groups disagree about their steps: {steps}"
     return max(steps, default=None)
@@ -252,7 +252,7 @@ def _set_steps(options: StateDict, steps: int | None) -> None:
 
 
 def _complete(optimizer: MegatronOptimizer) -> None:
-    """Create the moments of an optimizer that has not taken a step."""
+    """Create the moments of an optimizer before its first step."""
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         if part.init_state_fn is not None:
             part.init_state_fn(part.optimizer, part.config)

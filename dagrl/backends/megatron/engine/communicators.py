@@ -68,7 +68,7 @@ class SingleRankCollectives:
 
 def _copied(outputs: Tensors, inputs: Tensors, opts: object) -> dist.Work:
     for output, tensor in zip(outputs, inputs, strict=True):
-        # Often a share of a buffer that is gathered in its place.
+        # The output is often a part of a buffer that is gathered in place.
         if output.data_ptr() != tensor.data_ptr():
             output.view(-1).copy_(tensor.reshape(-1))
     return _done(opts)
@@ -213,7 +213,7 @@ for _name in _DELEGATED:
 def close_all(timeout_s: float) -> None:
     """Destroy the communicators of all reloadable groups of this process. Collective.
 
-    No collective may be running. Raises TimeoutError if the other ranks do not do the same in time.
+    No collective may be running. Raises TimeoutError if the other ranks do not join in time.
     """
     if not _groups:
         return

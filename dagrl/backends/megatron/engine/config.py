@@ -1,6 +1,6 @@
-"""Megatron's TransformerConfig of an engine: what the model fixes, what dagrl sets, and what the pipeline file says.
+"""Megatron's TransformerConfig of an engine: fields from the model, from dagrl, and from the pipeline file.
 
-`model` builds by it. `dagrl.backends.families` translates the Hugging Face config.
+`model` uses it. `dagrl.backends.families` translates the Hugging Face config.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def arguments_of(
     """Keyword arguments of `config_class`: `defaults`, then the `given` ones of a `section`, then `fixed` ones.
 
     Names of number formats and enumerations become torch's and Megatron's objects. Raises ValueError for a name that
-    the class does not have.
+    the class lacks.
     """
     kinds = {field.name: field.type for field in dataclasses.fields(config_class) if field.init}
     if unknown := sorted(given.keys() - kinds.keys()):
@@ -60,7 +60,7 @@ def _value(kind: object, value: object) -> object:
 
 FP8_DEFAULTS = {
     "fp8_recipe": FP8_RECIPE,
-    # Weights in fp8 that Transformer Engine keeps between micro-batches would stay on the GPU in a sleep.
+    # Transformer Engine's cached weights in fp8 would stay on the GPU during sleep.
     "disable_parameter_transpose_cache": True,
 }
 """Fields with ``fp8`` that differ from Megatron's defaults."""
@@ -70,7 +70,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
     """Megatron's config: the model's fields, the engine's own, and those of ``spec.transformer``.
 
     Weights and activations are bfloat16 on a GPU and float32 without one, unless ``transformer.bf16`` says otherwise.
-    ValueError for fields that Megatron does not have or refuses.
+    ValueError for fields that Megatron lacks or rejects.
     """
     family, fields = buildable(hf_config.to_dict())
     from_model = family.transformer_fields(fields) if family.bridged else transformer_fields(hf_config)
@@ -86,7 +86,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
         "apply_rope_fusion": on_gpu and not (provider and provider.multi_latent_attention) and not shares_latents,
         "bias_activation_fusion": on_gpu and (provider is None or provider.activation_func is silu),
         "deallocate_pipeline_outputs": True,
-        # Megatron asks it of models without experts too, where stages send packs of any length.
+        # Megatron also requires it of models without experts, if stages send packs of any length.
         "moe_token_dispatcher_type": "alltoall",
         **(FP8_DEFAULTS if spec.fp8_recipe else {}),
         **family.transformer_defaults,
@@ -122,7 +122,7 @@ def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) ->
 
 
 def transformer_fields(hf_config: PretrainedConfig) -> MegatronFields:
-    """Fields of Megatron's config that follow from the model. ValueError where the engine cannot build it."""
+    """Fields of Megatron's config that follow from the model. ValueError if the engine cannot build it."""
     family, fields = buildable(hf_config.to_dict())
     shape = family.shape(fields)
     return {
@@ -160,6 +160,6 @@ def _pipeline_fields(parallel: ParallelSpec) -> MegatronFields:
     # Packed micro-batches have different lengths.
     fields: MegatronFields = {"variable_seq_lengths": True}
     if parallel.vpp is not None:
-        # With two stages and batched messages the interleaved schedule mixes up what it sends, without a word.
+        # With two stages and batched messages the interleaved schedule silently mixes up its messages.
         fields |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     return fields

@@ -36,9 +36,9 @@ def make_exporter(
     lora: LoraSpec | None = None,
     by_owner: bool = False,
 ) -> NativeExporter:
-    """An exporter of all weights, adapters added, or of what `lora` says to send. See `NativeExporter`.
+    """An exporter of all weights with adapters merged, or of the tensors that `lora` selects. See `NativeExporter`.
 
-    A tied output layer is left out.
+    A tied output layer is omitted.
     """
     config = unwrap(chunks[0]).config
     planned = plan(hf_config, config, head)
@@ -48,7 +48,7 @@ def make_exporter(
 
 
 class NativeExporter:
-    """A `WeightExporter` of the model that a rank's chunks belong to."""
+    """A `WeightExporter` of the model to which a rank's chunks belong."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ def _capped(cap: float, device: torch.device) -> Callable[..., torch.Tensor]:
 
 
 def _mask_of(pack: PackedSeqParams, bounds: torch.Tensor, tokens: int, window: int | None) -> BlockMask:
-    """The mask of a pack, made once for all layers with the same window; recomputation finds it again."""
+    """The mask of a pack, made once for all layers with the same window, and reused by recomputation."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     masks: dict[int | None, BlockMask] = pack.__dict__.setdefault("_block_masks", {})

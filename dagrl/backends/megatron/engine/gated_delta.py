@@ -48,7 +48,7 @@ def check_kernels() -> None:
 
 
 def _uncentred(norm: type) -> type:
-    """Return `norm` for a published weight that is not centred on zero, as those of all other norms are."""
+    """Return `norm` for a published weight that is not centred on zero, unlike all other norms."""
 
     class Uncentred:
         def __new__(cls, config: TransformerConfig, **arguments: Any) -> Any:

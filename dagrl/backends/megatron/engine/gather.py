@@ -63,7 +63,7 @@ class Gatherer:
         received = (sum(exchange.received for exchange in bucket) for bucket in exchanges)
         self._received = ReleasableBuffer(max(received, default=0), self._device)
         self._planned: dict[int, tuple[list[_Hop], list[list[Tensor]]]] = {}
-        """For each bucket used so far, its exchanges with their buffers, and the gathered parts."""
+        """Bucket -> its exchanges with their buffers, and the gathered parts."""
 
     def allocate(self) -> None:
         self._sent.allocate()
@@ -225,7 +225,7 @@ class _Merge:
 
     def run(self, scale: float) -> None:
         a, b = self.a, self.b
-        # Megatron-bridge cuts the side of an adapter that its base has whole.
+        # Megatron-bridge splits the side of an adapter that its base holds whole.
         if len(a) != b.shape[1]:
             a = _gathered(a, self.group)
         if len(b) != len(self.base):

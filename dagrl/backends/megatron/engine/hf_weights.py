@@ -26,13 +26,13 @@ def load_hf_weights(
 ) -> None:
     """Set every parameter of the rank's chunks from `source`, in the parameters' own dtype.
 
-    A rank reads only what it holds, and one parameter's full tensors at a time. A value head that `source` does not
-    have starts as zeros. Raises ValueError where a tensor is missing, has another shape than the config says, is in 8
-    bits or is not part of the model, and for a reward head that `source` does not have.
+    A rank reads only what it holds, and one parameter's full tensors at a time. A value head that `source` lacks starts
+    as zeros. Raises ValueError where a tensor is missing, has a shape that contradicts the config, is in 8 bits or is
+    not part of the model, and for a missing reward head.
     """
     planned = plan(hf_config, unwrap(chunks[0]).config, head)
     names = set(source.names())
-    # A critic may start from a language model, whose output layer it has no place for.
+    # A critic may start from a language model, whose output layer it does not use.
     unused = set() if head == "lm" else {OUTPUT}
     check_names(names, {name for tensor in planned for name in tensor.mapped.hf} | unused, hf_config)
     for tensor, parameter in local_tensors(chunks, planned):

@@ -56,7 +56,7 @@ def linear_token_logprobs(
 
 
 class ScoresContext(Protocol):
-    """Autograd's context of these functions, with what a forward pass leaves to its backward pass."""
+    """Autograd's context of these functions, with attributes from the forward pass for the backward pass."""
 
     saved_tensors: tuple[torch.Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -119,7 +119,7 @@ class _OfLinear(torch.autograd.Function):
             slope = torch.empty_like(logits)
             slopes.write(slope, logits, part)
             torch.mm(slope, weight, out=grad_hidden[part])
-            # Not below low-rank adapters.
+            # None if the output layer is frozen, as with low-rank adapters.
             if ctx.needs_input_grad[1]:
                 grad_weight.add(slope, hidden[part])
         of_weight = grad_weight.total.to(weight.dtype) if ctx.needs_input_grad[1] else None
@@ -199,8 +199,8 @@ class Slopes:
     def _entries(self, logits: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Columns of the target and of the candidates, and their gradient: d log p[i] / dx = onehot(i) - p, summed.
 
-        Rounded once, as the two parts cancel where student and teacher agree. A token of another rank stands for column
-        0, whose gradient is right too. Ids may be equal.
+        Rounded once, as the two parts cancel where student and teacher agree. A token of another rank maps to column 0,
+        whose gradient is right too. Ids may be equal.
         """
         assert self.candidates is not None and self.grads.candidates is not None
         ids = torch.cat([self.targets[part, None], self.candidates[part]], dim=1)
@@ -218,7 +218,7 @@ class Slopes:
 
 
 def _sums_of_equal(ids: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """For each place the sum of `values` over the places of its row with the same id; all [tokens, places]."""
+    """Sum of `values` over all places in the row with the same id, for each place; all [tokens, places]."""
     same = (ids[:, :, None] == ids[:, None, :]).to(values.dtype)
     return torch.bmm(same, values[:, :, None]).squeeze(2)
 
@@ -248,7 +248,7 @@ def _write_gradient(
 
 
 SlopesOf = Callable[[slice, TokenScores], TokenScores]
-"""Given some of the tokens and their scores, the gradient of the loss with respect to these; float32."""
+"""Returns the gradient of the loss with respect to the scores of some tokens; float32."""
 
 _AT_ONCE = 5
 """Chunks of logits in a product, 1.25 GiB in bfloat16: for each product the sum of the weight's gradient is read and

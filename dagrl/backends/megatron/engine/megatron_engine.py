@@ -241,7 +241,7 @@ class MegatronEngine:
 
     @contextmanager
     def _weights_alone(self) -> Iterator[None]:
-        """Frees the device memory of an exporter and its sender when they return."""
+        """Context that frees the device memory of an exporter and its sender at the end."""
         with self._at_work(), self._memory.sent():
             yield
 

@@ -79,7 +79,7 @@ class EngineOffloader:
         return self._in_use(self._weights, self._sent)
 
     def sent(self) -> AbstractContextManager[None]:
-        """Context with what a sync sends on the device."""
+        """Context with the parameters of a sync on the device."""
         parts = [self._sent] if self._sends_trained else [self._weights]
         return self._in_use(*parts, least=Residency.WEIGHTS)
 
@@ -103,7 +103,7 @@ class EngineOffloader:
             part.sleep()
 
     def wake(self, residency: Residency) -> None:
-        """Restore what is kept on the device between uses. Raises RuntimeError if it is there already.
+        """Restore the contents that stay on the device between uses. Raises RuntimeError if it is there already.
 
         Copies to a GPU overlap computation; the optimizer, which is needed last, comes last.
         """
@@ -153,7 +153,7 @@ def optimizer_storages(chunks: Sequence[MegatronModule], optimizer: MegatronOpti
 
 
 def _needs_its_addresses(chunks: Sequence[MegatronModule]) -> str:
-    """Why this model's memory must keep its addresses; empty if it need not."""
+    """The reason why this model's memory must keep its addresses; empty if it need not."""
     config = get_model_config(chunks[0])
     if config.cuda_graph_impl != "none":
         return f"transformer.cuda_graph_impl {config.cuda_graph_impl!r} records addresses in device memory"

@@ -47,7 +47,7 @@ class Repeats:
         return Repeats(on_device(output), on_device(position), on_device(place[position]), bounds)
 
     def of_part(self, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """The positions of some of the rank's outputs, ascending, and which of these outputs each has."""
+        """The positions of some of the rank's outputs, ascending, and the index of each one's output."""
         some = slice(self.bounds[part.start], self.bounds[part.stop])
         position, order = self.position[some].sort()
         return position, self.place[some][order] - part.start
@@ -55,7 +55,7 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Packed rows of a batch as one rank sees them. S rows have R positions at which the output is read.
+    """Packed rows of a batch on one rank. S rows have R positions at which the output is read.
 
     A context-parallel rank holds N of the pack's tokens, including padding, and reads P of the positions.
     """
@@ -83,7 +83,7 @@ class MicroBatch:
     outputs: int
     """Outputs that all ranks read: R, or fewer with `repeats`."""
     repeats: Repeats | None = None
-    """Which of them each of the R positions has, where rows share tokens; None if each has another."""
+    """Index of the output of each of the R positions, if rows share tokens; None if each has its own."""
     candidates: torch.Tensor | None = None
     """Token ids whose log-probs are read at each of them, int64 [P, k]; -1 for none."""
     routes: torch.Tensor | None = None
@@ -103,7 +103,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Extracts a rank's part of recorded routes."""
+    """Extracts a rank's share of recorded routes."""
 
     layers: np.ndarray
     """Layers with routers on this rank, counted from 0 over all stages."""
@@ -150,7 +150,7 @@ class Packing:
     embeds: bool = True
     """Whether the rank embeds tokens, and images among them."""
     shared_prefix: int | None = None
-    """Pack prefixes that rows have in common once, if they have this many tokens; None packs whole rows."""
+    """Pack common prefixes of rows once, if they have at least this many tokens; None packs whole rows."""
 
     def bins(self, batch: Batch, budget: int, at_least: int = 1, *, whole_groups: bool = False) -> list[np.ndarray]:
         """Rows of each micro-batch of at most `budget` tokens with padding; empty for a batch without rows.
@@ -196,7 +196,7 @@ class Packing:
         heats, heat = np.unique(_temperatures(batch)[rows], return_inverse=True)
         heat = np.repeat(heat, counts)
         if layout.tree and self.candidates is None:
-            # Rows that share a token share what is read there, unless each has candidates of its own.
+            # Rows that share a token share its outputs, unless each has its own candidates.
             wanted, targets, heat, repeats = _distinct(wanted, targets, heat)
         reading, own = _held_places(wanted, held, len(token_ids))
         positions = self._positions(batch, rows, layout, padded)
@@ -262,7 +262,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class _PackLayout:
-    """Where the tokens of rows are in their pack, as whole rows or as the runs of a tree."""
+    """Positions of the rows' tokens in their pack, as whole rows or as the runs of a tree."""
 
     padded: np.ndarray
     """Length of each row or run in the pack, int64."""
@@ -305,7 +305,9 @@ def _temperatures(batch: Batch) -> np.ndarray:
 def _distinct(
     places: np.ndarray, targets: np.ndarray, heats: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The places, targets and temperatures, by number, of the distinct reads, ascending, and which of them each is."""
+    """The places, targets and temperatures, by number, of the distinct reads, ascending, and the index of each read
+    among them.
+    """
     # As single numbers they are sorted many times faster than as columns.
     base, kinds = int(targets.max(initial=0)) + 1, int(heats.max(initial=0)) + 1
     reads, inverse = np.unique((places * base + targets) * kinds + heats, return_inverse=True)

@@ -1,7 +1,7 @@
 """Builds the Megatron-core model of an engine, its weights still unset: `hf_weights` fills them.
 
-The only place that knows which of megatron's model classes is used. Works with `config`. Megatron's parallel state must
-be initialised.
+The only module that depends on Megatron's model class. Works with `config`. Megatron's parallel state must be
+initialised.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def build_model(hf_config: PretrainedConfig, spec: MegatronEngineSpec, config: T
     A chunk takes tokens [1, tokens] with PackedSeqParams. The last one returns logits [1, tokens, padded vocabulary /
     tp]; the columns beyond the vocabulary have logit 0, not minus infinity: leave them out of every softmax. With a
     value or reward head its ``output_layer`` is a `ScalarHead`. `config` is the `transformer_config` of the engine.
-    ValueError for what the engine cannot build.
+    ValueError for models that the engine cannot build.
     """
     _choose_modules()
     if config.experimental_attention_variant is not None:

@@ -48,7 +48,7 @@ class StartWeights:
 
 
 _PIECE = 1 << 24
-"""Values that are on the device at once, in float32."""
+"""Number of float32 values on the device at once."""
 
 
 class MovingAverage:
@@ -77,7 +77,7 @@ class MovingAverage:
         """Replace each average by (1 - rate) * average + rate * current weight."""
         for average, own in self._pieces():
             moved = average.to(own.device)
-            # In single operations, each of them rounded: the same bits wherever a tensor is cut.
+            # Separate operations with separate rounding give the same bits for any split of a tensor.
             moved += self._rate * (own.float() - moved)
             average.copy_(moved)
 
@@ -120,7 +120,7 @@ class MovingAverage:
         if not any(parameter.is_cuda for parameter in self._parameters):
             return torch.empty(count)
         blocks: list[torch.Tensor] = []
-        # At interpreter exit the driver does it.
+        # At interpreter exit the driver unpins it.
         weakref.finalize(self, unpin, blocks).atexit = False
         add_pinned(blocks, 1, 4 * count)
         return blocks[0].view(torch.float32)

@@ -1,9 +1,9 @@
-"""Megatron's distributed optimizer in a checkpoint: each rank saves and loads the parameters whose state it holds.
+"""Megatron's distributed optimizer in a checkpoint: each rank saves and loads the states that it holds.
 
 Megatron's own ``fully_reshardable`` format gathers all states on the host of one data-parallel rank, four copies on the
 way, and loads all of them on each rank. The folders are the same: a tensor for each parameter and state.
 
-The ranks of a data-parallel group share a bucket of parameters in pieces of equal size, which cut few parameters. The
+The ranks of a data-parallel group share a bucket of parameters in pieces of equal size, which split few parameters. The
 rank with the first piece of a parameter saves it.
 """
 
@@ -24,7 +24,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 _CHUNK = 2**26
-"""Elements of a piece that travel at once."""
+"""Elements of a piece in one message."""
 
 States = dict[str, torch.Tensor]
 """Name of a state, such as ``exp_avg`` -> its values."""
@@ -61,11 +61,11 @@ def _sharded_states(
         if held == place:
             whole = states
         elif is_loading:
-            # Megatron cuts out the rank's piece.
+            # Megatron selects the rank's piece.
             whole = {name: torch.empty(len(place), dtype=values.dtype) for name, values in states.items()}
         else:
             whole = _gathered(part, place, pieces, states)
-        # Megatron counts a tensor once: where the last number is 0.
+        # Megatron counts a tensor once, on the replica whose last number is 0.
         replica = (*description.replica_id[:2], part.distributed_optimizer_instance_id if saves else rank + 1)
         if whole:
             sharded[number] = {

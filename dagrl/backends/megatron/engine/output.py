@@ -54,7 +54,7 @@ class OutputReader:
     """The gradient of a loss that is a sum over tokens, if `fused`; see `linear_loss`."""
 
     def parts(self, candidates: int) -> dict[str, slice]:
-        """Rows of the output of `read` by what they hold, if there are as many `candidates` at a token.
+        """Names of the rows of `read`'s output, for the given number of `candidates` at a token.
 
         Ids are floats there, which hold those of any vocabulary exactly.
         """
@@ -177,14 +177,16 @@ def _rows_of(results: Statistics | TokenScores) -> list[torch.Tensor]:
 
 
 def _join_context(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
-    """All R positions, from the P that each context-parallel rank has read."""
+    """All R positions, from the P positions that each context-parallel rank read."""
     if micro_batch.own is not None:
         values = _JoinContext.apply(values, micro_batch.own, micro_batch.outputs)
     return values if micro_batch.repeats is None else values.index_select(1, micro_batch.repeats.output)
 
 
 class _JoinContext(torch.autograd.Function):
-    """All ranks get all values; each gets the gradient of its own values only, as parameter gradients are summed."""
+    """Gathers the values of all ranks. The backward pass returns to each rank the gradient of its own values only,
+    because parameter gradients are summed over ranks.
+    """
 
     @staticmethod
     def forward(ctx: BackwardCFunction, values: torch.Tensor, own: torch.Tensor, total: int) -> torch.Tensor:

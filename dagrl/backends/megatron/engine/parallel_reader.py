@@ -1,6 +1,6 @@
-"""Reads the tensors of a checkpoint side by side, straight into their places, and compares checksums.
+"""Reads the tensors of a checkpoint in parallel, directly into their memory, and compares checksums.
 
-torch's own reader takes one tensor after the other through Python's file objects, and copies it three times.
+torch's own reader reads one tensor after the other through Python's file objects, and copies it three times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dagrl.backends.megatron.stored.stored_tensors import CheckedReader, StoredT
 _THREADS = 8
 """A thread reads and compares about 1 GB/s."""
 _BLOCK = 2**26
-"""Bytes that one call reads, at most."""
+"""Most bytes that one call reads."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ class ParallelReader(CheckedReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         """See `StorageReader.read_data`. Raises CheckpointException for tensors that differ from their checksums."""
-        # The planner itself would unpickle objects with all that they ask for.
+        # The planner itself would unpickle arbitrary objects.
         objects = cast("DefaultLoadPlanner", planner).state_dict
         items: dict[str, list[ReadItem]] = {}
         for item in plan.items:
@@ -86,7 +86,7 @@ class ParallelReader(CheckedReader):
             record = self._record(stream, item)
             target = planner.resolve_tensor(item).detach()
             like = record.like
-            # Straight into its place, if that has the same bytes.
+            # Directly into its memory, if the layouts are equal.
             fits = target.device.type == "cpu" and target.is_contiguous() and target.dtype == like.dtype
             if fits and like.is_contiguous() and target.shape == like.shape:
                 whole, raw = target, target.reshape(-1).view(torch.uint8)
@@ -104,19 +104,19 @@ class ParallelReader(CheckedReader):
         planner.commit_tensor(item, target)
 
     def _record(self, stream: io.FileIO, item: ReadItem) -> _Record:
-        """Find a tensor's bytes in the archive that ``torch.save`` has written at its place in the file."""
+        """Find a tensor's bytes in the archive of ``torch.save`` at its offset in the file."""
         place = self.storage_data[item.storage_index]
         view = _Slice(stream.fileno(), place.offset, place.length)
         like = cast("torch.Tensor", torch.load(cast("IO[bytes]", view), map_location="meta", weights_only=True))
         storage = like.untyped_storage()
-        assert storage.nbytes() == like.nbytes, f"{item.storage_index.fqn} is a part of what was saved"
+        assert storage.nbytes() == like.nbytes, f"{item.storage_index.fqn} is only a part of the saved tensor"
         with zipfile.ZipFile(view) as archive:
             (entry,) = (entry for entry in archive.infolist() if entry.filename.endswith("/data/0"))
         return _Record(place.offset + storage._checkpoint_offset, entry.CRC, like)
 
 
 class _Slice(io.RawIOBase):
-    """A part of a file, as a file; torch's own cannot seek from its end."""
+    """A part of a file as a file object; torch's class cannot seek from its end."""
 
     def __init__(self, file: int, start: int, length: int) -> None:
         self._file, self._start, self._length, self._place = file, start, length, 0

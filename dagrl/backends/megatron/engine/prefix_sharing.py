@@ -1,8 +1,9 @@
 """Packs whose rows share prefixes: each run of a `PrefixTree` is computed once, forwards and backwards.
 
-Attention of a run goes over the keys of the runs before it and its own, aligned at the end, as Transformer Engine's
-bottom-right causal mask has it. The keys and values are gathered for each run, so that any kernel for packed sequences
-will do, and the gradient of a shared key is the sum over the runs that read it. All else in a layer is by token.
+Attention of a run goes over the keys of the runs before it and its own, aligned at the end, as in Transformer Engine's
+bottom-right causal mask. The keys and values are gathered for each run, so that any kernel for packed sequences will
+do, and the gradient of a shared key is the sum over the runs that read it. All other operations of a layer are per
+token.
 
 "Prefix Grouper" (arXiv 2506.05433) shares the prompt of a group; this shares any prefix.
 """
@@ -28,16 +29,16 @@ from dagrl.data.prefix_tree import PrefixTree
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Which of K gathered keys are copies of each of T tokens. Nearly all tokens outside of prefixes have one copy."""
+    """The copies of each of T tokens among K gathered keys. Nearly all tokens outside of prefixes have one copy."""
 
     first: torch.Tensor
-    """The first copy of each token, int64 [T]; of one without copies, any."""
+    """The first copy of each token, int64 [T]; arbitrary for a token without copies."""
     others: torch.Tensor
     """Tokens with several copies, or none, int64 [S]."""
     copies: torch.Tensor
     """All copies of each of them, one after the other, int64."""
     bounds: torch.Tensor
-    """Where those of each begin and end in `copies`, int64 [S + 1]."""
+    """Bounds of each token's copies in `copies`, int64 [S + 1]."""
 
     @staticmethod
     def of(keys: np.ndarray, tokens: int, device: torch.device) -> Readers:
@@ -64,14 +65,14 @@ class PrefixPack(PackedSeqParams):
     """Keys that the queries attend to, run after run, int64 [K]: indices among the tokens of all context-parallel
     ranks, concatenated."""
     readers: Readers | None = None
-    """The same the other way round."""
+    """The inverse of `keys`."""
     attention: PackedSeqParams | None = None
     """Bounds of the queries and of `keys`, aligned at the end of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MaskType:
-    """In the form of Megatron's ``AttnMaskType``, which lacks it."""
+    """A value in place of Megatron's ``AttnMaskType``, which lacks this mask."""
 
     name: str = "padding_causal_bottom_right"
 
@@ -81,8 +82,8 @@ def prefix_pack(
 ) -> PrefixPack:
     """The parameters of a pack of the runs of `tree`, for one of `ranks` context-parallel ranks.
 
-    `padded` are the lengths of the runs in the pack, int [runs], and perhaps of one of only padding; `positions` those
-    of all its tokens in their rows, int64 [tokens].
+    `padded` are the lengths of the runs in the pack, int [runs], possibly with one of only padding; `positions` are the
+    positions of all its tokens in their rows, int64 [tokens].
     """
     starts = np.cumsum(padded) - padded
     queries, keys = _attended(tree, padded, starts, rank, ranks)
@@ -126,7 +127,7 @@ def _attended(
         earlier = np.zeros(0, dtype=np.int64)
         if run < len(tree.runs):
             if (parent := int(tree.parents[run])) >= 0:
-                # Without the padding of the runs before it.
+                # Excludes the padding of earlier runs.
                 own = np.arange(len(tree.runs[parent])) + starts[parent]
                 earlier = np.concatenate([before[parent], own])
             before.append(earlier)
@@ -154,7 +155,7 @@ def _angles(held: np.ndarray, rank: int, ranks: int) -> np.ndarray:
 
 
 def share_prefixes(model: torch.nn.Module) -> None:
-    """Let a model's rotary embeddings and attention take a `PrefixPack`."""
+    """Make a model's rotary embeddings and attention accept a `PrefixPack`."""
     for module in model.modules():
         # Latent attention has a rotary embedding in each layer.
         if isinstance(rotary := getattr(module, "rotary_pos_emb", None), torch.nn.Module):

@@ -65,7 +65,7 @@ def use_latent_norms(block: TransformerBlockSubmodules) -> TransformerBlockSubmo
 
 _ROUTER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 _DEFAULTS = {
-    # Megatron's own: kernels are chosen by what the machine has.
+    # Megatron's own spec: kernels depend on the machine.
     "attention_backend": AttnBackend.auto,
     "gradient_accumulation_fusion": False,
     "masked_softmax_fusion": False,
@@ -79,7 +79,7 @@ _DEFAULTS = {
 
 
 def make_provider(hf_config: PretrainedConfig) -> GPTModelProvider:
-    """The provider of the model, whose fields may still be changed. ValueError for a model that it does not know."""
+    """The provider of the model, whose fields may still be changed. ValueError for an unknown model."""
     library = import_bridge()
     if not library.knows(hf_config):
         raise ValueError(
@@ -127,17 +127,17 @@ def provide(
         provider.transformer_layer_spec = make_spec
     for module in model.modules():
         if (norm := getattr(module, "post_layernorm", None)) is not None:
-            # megatron-bridge leaves them Transformer Engine's default.
+            # megatron-bridge keeps Transformer Engine's default for them.
             norm.eps = provider.layernorm_epsilon
     _add_router_biases_apart(model)
     return model
 
 
 def _add_router_biases_apart(model: torch.nn.Module) -> None:
-    """Let all routers of `model` that have a bias, such as gpt-oss's, add it after the product.
+    """Make all routers of `model` with a bias, such as gpt-oss's, add it after the product.
 
-    Megatron gives the bias to Transformer Engine's matrix product. cuBLAS then reads it in the type of the logits,
-    float32, whatever its own: from a bfloat16 bias it takes other values, past its end.
+    Megatron gives the bias to Transformer Engine's matrix product. cuBLAS then reads it in the logits' type, float32:
+    from a bfloat16 bias it reads wrong values, past its end.
     """
     for module in model.modules():
         if isinstance(module, TopKRouter) and module.bias is not None:
@@ -156,7 +156,7 @@ def _with_own_attention(
 ) -> ModuleSpec | TransformerBlockSubmodules:
     """The layer spec, with latent attention like published models', or attention that caps scores.
 
-    megatron-bridge's caps take no packed sequences.
+    megatron-bridge's caps do not support packed sequences.
     """
     staged = {"vp_stage": vp_stage} if "vp_stage" in signature(make_spec).parameters else {}
     spec = make_spec(config, **staged)

@@ -3,8 +3,8 @@
 R3, rollout routing replay (Ma et al. 2025, arXiv 2510.11370): the generator records which experts it chose, and the
 trainer uses those. Their weights are the trainer's, with a gradient: its softmax or sigmoid over the chosen ones.
 
-Megatron lets the object in a router's ``router_replay`` choose. Unlike Megatron's own class, the one here detects
-recomputation itself, whatever is recomputed and in any order of the pipeline.
+Megatron lets the object in a router's ``router_replay`` choose. Unlike Megatron's class, this one detects recomputation
+itself, for any recomputed modules and any order of the pipeline.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TopK = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class RouterReplay:
-    """The routers of a rank's chunks. Outside `following` they choose themselves."""
+    """The routers of a rank's chunks. Outside `following` the routers choose themselves."""
 
     def __init__(self, chunks: Sequence[MegatronModule]) -> None:
         config = get_model_config(chunks[0])
@@ -129,7 +129,7 @@ class _Guide:
         return scores.gather(1, chosen), chosen
 
     def _of_this_call(self) -> torch.Tensor | None:
-        """Routes of the micro-batch that goes through the router now.
+        """Routes of the router's current micro-batch.
 
         A recomputed layer runs without gradients first, and with them in the backward pass, in the same order.
         """
@@ -142,7 +142,7 @@ class _Guide:
 
 
 def _is_wrong(routes: torch.Tensor, experts: int) -> torch.Tensor:
-    """Whether a token has an expert twice, or one that does not exist; bool, a scalar on the device."""
+    """Whether a token has an expert twice or an invalid one; bool, a scalar on the device."""
     ordered = routes.sort(dim=-1).values
     twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
     return twice.any() | (ordered >= experts).any() | ((ordered[..., 0] < 0) & (ordered[..., -1] >= 0)).any()

@@ -40,7 +40,7 @@ _ALONE = {"logprob": "logprob", "entropy": "entropy", "prob_square_sum": "square
 """Column with a number for each token -> the part of an output that holds it."""
 
 type _Request = tuple[OutputReader, LossFunction | None]
-"""A micro-batch with what is read of its output, and what becomes of that."""
+"""A micro-batch, the reader of its output, and the function of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class _Split:
     rows: list[np.ndarray]
     tokens: list[int]
     micro_batches: Iterable[MicroBatch]
-    """To be iterated over once: a micro-batch is packed when the model comes to it, while the device works on those
-    before."""
+    """To be iterated over once: a micro-batch is packed when the model reaches it, while the device works on earlier
+    ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class PackedModel:
         def take(output: torch.Tensor, non_loss_data: bool) -> torch.Tensor:
             # A micro-batch without rows does not know the candidates.
             output = output if output.shape[1] else output.new_empty(rows, 0)
-            # Candidates of a whole batch would take much of the device.
+            # Candidates of a whole batch would take much device memory.
             return output.cpu() if rows > 1 else output
 
         with torch.no_grad():
@@ -268,7 +268,7 @@ class PackedModel:
 
 
 def fp8_tokens(recipe: str) -> int:
-    """Tokens that a rank's part of a micro-batch must be a multiple of.
+    """A rank's part of a micro-batch must be a multiple of this number of tokens.
 
     Transformer Engine gathers blockwise activations in fp8 only if they are whole blocks, and in bfloat16 otherwise.
     """

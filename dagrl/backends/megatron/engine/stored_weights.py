@@ -76,7 +76,7 @@ def load_start_weights(
 
 
 def check_fit(stored: StoredTensors, on_disk: ShardedStateDict) -> None:
-    """Raise ValueError for the first tensor of a sharded state that the folder lacks, or has in another shape.
+    """Raise ValueError for the first tensor of a sharded state that the folder lacks or stores in another shape.
 
     `on_disk` is the state after ``load_preprocess``, which expands parameters stored as several tensors.
     """

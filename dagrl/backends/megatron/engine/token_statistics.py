@@ -22,14 +22,14 @@ AT_ONCE = 2
 
 
 class TokenScores(NamedTuple):
-    """The numbers of T tokens that losses have a gradient through, or that gradient."""
+    """Statistics of T tokens with a gradient, or the gradient with respect to them."""
 
     logprob: torch.Tensor
     """Log-prob of each target [T]."""
     entropy: torch.Tensor | None = None
     """Entropy in nats of the distribution [T]."""
     candidates: torch.Tensor | None = None
-    """Log-probs of given token ids [T, k], -inf where an id is no token."""
+    """Log-probs of given token ids [T, k]; -inf for ids of -1."""
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> TokenScores:
         entropy = None if self.entropy is None else function(self.entropy)
@@ -40,7 +40,7 @@ class TokenScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Numbers of T distributions; float32, or float64 for float64 logits."""
+    """Statistics of T distributions; float32, or float64 for float64 logits."""
 
     scores: TokenScores
     log_sum: torch.Tensor
@@ -48,14 +48,14 @@ class Statistics:
     square_sum: torch.Tensor | None
     """Sum of the squared probabilities [T]."""
     top_logprob: torch.Tensor | None
-    """Log-probs of the likeliest tokens [T, top_k], descending; -inf behind the last of the vocabulary."""
+    """Log-probs of the likeliest tokens [T, top_k], descending; -inf beyond the vocabulary."""
     top_ids: torch.Tensor | None
-    """Their ids, int64 [T, top_k]; -1 behind the last of the vocabulary."""
+    """Their ids, int64 [T, top_k]; -1 beyond the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabColumns:
-    """A rank's part of the vocabulary, and what is computed of it."""
+    """A rank's part of the vocabulary, and the statistics over it."""
 
     width: int
     """Columns of the rank, equally many on each rank of `group`, in rank order."""
@@ -130,7 +130,7 @@ def statistics(
     *,
     at_once: int = 1,
 ) -> Statistics:
-    """Log-probs of the targets and of `candidates`, and what `columns` asks for, without gradient.
+    """Log-probs of the targets and of `candidates`, and the statistics in `columns`, without gradient.
 
     With x = logits / temperature and p = softmax(x): log p[target] = x[target] - log sum exp(x),
     H = log sum exp(x) - sum p x, and sum p^2 = sum exp(2 x) / (sum exp(x))^2. Each rank shifts by its own maximum, so
@@ -184,7 +184,7 @@ class _Likeliest:
         return _Likeliest(x, torch.full_like(x, -1, dtype=torch.int64))
 
     def take(self, part: slice, logits: torch.Tensor, divisor: float | torch.Tensor, first: int) -> None:
-        """Find those of some tokens, whose `logits` begin with the column `first` of the vocabulary."""
+        """Find the likeliest tokens in `logits`, which begin with column `first` of the vocabulary."""
         values, places = logits.topk(min(self.x.shape[1], logits.shape[1]), dim=1)
         self.x[part, : values.shape[1]] = values.to(self.x.dtype) / divisor
         self.ids[part, : values.shape[1]] = places + first

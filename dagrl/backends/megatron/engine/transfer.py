@@ -7,9 +7,9 @@ import torch
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy on the device, complete for what is queued there afterwards.
+    """A copy on the device, complete for work that is queued there afterwards.
 
-    The host does not wait: a copy from memory that is not pinned would wait for all that is queued before it.
+    The host does not wait: a copy from memory that is not pinned would wait for all queued work.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda":

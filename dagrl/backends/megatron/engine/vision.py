@@ -1,7 +1,7 @@
-"""A language model of Megatron-core behind the vision tower of Hugging Face.
+"""A language model of Megatron-core with the vision tower of Hugging Face.
 
-The tower is whole on each rank of the first pipeline stage; tensor-parallel ranks compute it alike, which needs no
-communication: each of them gets the whole gradient of the embeddings.
+The tower is whole on each rank of the first pipeline stage; tensor-parallel ranks compute it redundantly, which needs
+no communication: each of them gets the whole gradient of the embeddings.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedImages:
-    """The images of a micro-batch; those that rows share are there once."""
+    """The distinct images of a micro-batch."""
 
     images: tuple[np.ndarray, ...]
     """Uint8 [height, width, 3] each."""
     places: torch.Tensor
     """Indices of the image tokens among the rank's tokens, int64 [F]."""
     features: torch.Tensor
-    """Which output of the tower each of them gets, int64 [F]."""
+    """Index of the tower's output for each of them, int64 [F]."""
     settings: ImageSettings
 
 
@@ -94,7 +94,7 @@ class VisionGPTModel(GPTModel):
                 )
             embedded = embedded.index_copy(0, images.places, features[0])
         elif self.training and any(parameter.requires_grad for parameter in self._tower().parameters()):
-            # Gradients of all parameters are awaited, also of a tower that has seen nothing.
+            # Gradients of all parameters are awaited, also of a tower without images.
             embedded = embedded + 0 * self._features(_blank(self._tower())).sum().to(embedded.dtype)
         if self.config.sequence_parallel:
             embedded = scatter_to_sequence_parallel_region(embedded)

@@ -1,4 +1,4 @@
-"""Which rank holds which part of the model, for any layout: known to every rank without asking the others.
+"""The parts of the model on each rank, for any layout, known to every rank without communication.
 
 Used by `hf_weights`. Megatron's parallel state must be initialised.
 """
@@ -39,13 +39,13 @@ _SINGLE_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12]
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """One tensor of the whole model, and who holds it."""
+    """One tensor of the whole model, and its holders."""
 
     mapped: MappedTensor
     shape: tuple[int, ...]
     """Shape of each rank's part."""
     parts: int
-    """How many ranks share it; 1 where each holder has all of it."""
+    """Number of ranks that share it; 1 if each holder has all of it."""
     stage: int
     """Pipeline rank of its holders."""
     expert_rank: int | None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def use_plain_layers() -> None:
     """Replace the function by which megatron-bridge's ``lora`` module, which is imported, asks a layer for its sizes.
 
-    It needs the classes of Transformer Engine, and fails where Megatron has none in their place.
+    The original needs the classes of Transformer Engine, and fails if Megatron has no replacements.
     """
     from megatron.bridge.peft import lora
     from megatron.bridge.peft.utils import AdapterAttributes
@@ -32,7 +32,7 @@ def use_plain_layers() -> None:
             input_is_parallel=isinstance(layer, RowParallelLinear | TERowParallelGroupedLinear),
             in_features=layer.input_size,
             out_features=layer.output_size,
-            # As for the layers of shared experts, whose communication is their block's.
+            # As for the layers of shared experts, whose block communicates.
             disable_tensor_parallel_comm=(plain := getattr(layer, "explicit_expert_comm", False)),
             disable_sequence_parallel_comm=plain or not layer.config.sequence_parallel,
             base_linear_is_parallel=not isinstance(layer, TELinear),

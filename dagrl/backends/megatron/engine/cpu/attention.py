@@ -32,9 +32,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from dagrl.backends.megatron.engine.context_parallel import zigzag_index
 
 Offsets = tuple[tuple[int, int, int], ...]
-"""Axis, index and count of the parts that a tensor's layer or expert is one of."""
+"""Axis, index and count of the parts into which a tensor is divided by layer or expert."""
 _SHORT = 32
-"""Length up to which sequences share a call whatever their lengths, because another call costs more than padding."""
+"""Length up to which all sequences share a call, because another call costs more than padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class PackedAttention(MegatronModule):
     def _attend_by_scores(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, dropout: float
     ) -> torch.Tensor:
-        """Softmax of scores with a cap or a sink: a logit of each head that takes a share and has no value."""
+        """Softmax of scores with a cap or a sink, a logit of each head without a value."""
         k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
         scores = q @ k.transpose(-1, -2) * self._scale
         if self._cap:
@@ -171,7 +171,7 @@ class PackedAttention(MegatronModule):
 
 
 def window_of(config: TransformerConfig, layer_number: int) -> int | None:
-    """How many tokens before its own a token of that layer attends to; None for all."""
+    """Number of earlier tokens to which a token of that layer attends; None for all."""
     window = config.window_size
     if not is_layer_window_attention(window, config.window_attn_skip_freq, layer_number):
         return None
@@ -203,7 +203,7 @@ def _layout(
     gathered = torch.cat(places).argsort()
     held = torch.from_numpy(zigzag_index(np.array(lengths), rank, size))
     held_length, held_start = length // size, start // size
-    # Of each query among the keys of its sequence.
+    # The position of each query among the keys of its sequence.
     position = held - (start + length - key_length).repeat_interleave(held_length)
     inverse = torch.empty(len(position), dtype=torch.int64)
     rectangles: list[_Rectangle] = []
@@ -224,7 +224,9 @@ def _layout(
 
 
 def _side_by_side(start: torch.Tensor, length: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices of the tokens of sequences, int64 [sequences, longest], padded by the last, and which are not padding."""
+    """Indices of the tokens of sequences, int64 [sequences, longest], padded by the last, and a mask of the ones that
+    are not padding.
+    """
     column, last = torch.arange(int(length.max())), (length - 1).unsqueeze(1)
     return start.unsqueeze(1) + column.minimum(last), column <= last
 

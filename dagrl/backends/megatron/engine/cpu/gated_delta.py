@@ -12,7 +12,7 @@ _NORM_EPSILON = 1e-6
 
 
 def use_plain_kernels() -> None:
-    """Let Megatron's gated delta nets use the functions of this file."""
+    """Make Megatron's gated delta nets use the functions of this file."""
     common.HAVE_FLA = True
     common.l2norm = _l2norm
     gdn.causal_conv1d = _causal_conv1d

@@ -28,7 +28,7 @@ from dagrl.backends.megatron.engine.cpu.attention import Offsets, PackedAttentio
 
 
 def use_plain_modules() -> None:
-    """Let layer specs for Transformer Engine use the modules of this file: Megatron's, and megatron-bridge's.
+    """Make layer specs for Transformer Engine use the modules of this file: Megatron's, and megatron-bridge's.
 
     The latter's import the classes by name, so this must come before its import.
     """
@@ -122,7 +122,7 @@ class TELayerNormColumnParallelLinear(ColumnParallelLinear):
     def forward(
         self, x: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
-        """Normalise over the hidden size, then multiply. Returns the normed input too if an adapter asks for it."""
+        """Normalise over the hidden size, then multiply. Also returns the normed input if an adapter needs it."""
         epsilon = self.config.layernorm_epsilon
         normed = _normed(x, self.layer_norm_weight, self.layer_norm_bias, self.config, epsilon)
         output, bias = super().forward(normed, *args, **kwargs)
@@ -184,7 +184,7 @@ class _GroupedLinear(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Offsets = (), metadata: dict[str, object] | None = None
     ) -> ShardedStateDict:
-        """The weights under Transformer Engine's keys: one for all experts, which are its first axis."""
+        """The weights under Transformer Engine's keys: one entry for all experts, along its first axis."""
         metadata = ensure_metadata_has_dp_cp_group(metadata)
         experts = self._groups.ep.size() * self.num_gemms
         sharded: ShardedStateDict = {}
@@ -263,5 +263,5 @@ _PLAIN_MODULES = (
 
 
 def _backend(transformer_impl: str) -> PlainSpecProvider:
-    assert transformer_impl == "transformer_engine", f"{transformer_impl} is not what the engine builds"
+    assert transformer_impl == "transformer_engine", f"the engine does not build {transformer_impl}"
     return PlainSpecProvider()

@@ -1,6 +1,6 @@
-"""Replaces what Megatron needs from CUDA on a machine without it: each patch with its reason.
+"""Replaces CUDA functions that Megatron needs, on a machine without CUDA: each patch with its reason.
 
-The patches change torch and Megatron for the whole process, so they belong into an engine's worker process.
+The patches change torch and Megatron for the whole process, so they belong in an engine's worker process.
 `dagrl.backends.megatron.engine` installs them before any of its modules imports Megatron. With CUDA nothing is changed.
 """
 
@@ -107,7 +107,7 @@ class _NothingToWaitFor:
 
 
 def _make_streams_do_nothing() -> None:
-    """Gradient reduction and checkpoints are ordered by CUDA streams and events."""
+    """CUDA streams and events order gradient reduction and checkpoints."""
     stream = _NothingToWaitFor()
     torch.cuda.Stream = torch.cuda.Event = _NothingToWaitFor  # type: ignore[misc, assignment]
     torch.cuda.current_stream = torch.cuda.default_stream = lambda *args: stream  # type: ignore[assignment]
@@ -216,7 +216,7 @@ def _exchange_uneven_parts() -> None:
 def _recompute_without_extensions() -> None:
     from megatron.core.tensor_parallel import random
 
-    # Recomputation asks Transformer Engine about fp8, and takes any answer but None for a state to restore.
+    # Recomputation queries Transformer Engine for its fp8 state, and restores any result but None.
     random.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False)
     random.activation_recompute_forward = random.fp8_autocast = lambda **kwargs: contextlib.nullcontext()
 
