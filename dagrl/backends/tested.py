@@ -18,10 +18,11 @@ class LibraryVersions:
     on_gpus: tuple[str, ...]
     on_cpus: tuple[str, ...]
     remedy: str
-    """How to install one of them."""
+    """Instructions to install one of them."""
 
     def problem(self, environment: Path | None, *, on_gpus: bool, allow_untested: bool = False) -> str | None:
-        """Return why the version in an environment, or in this one, is refused; None if it is accepted or absent.
+        """Return the reason why the version in an environment, or in this one, is refused; None if it is accepted or
+        absent.
 
         A post-release, and a build of a version with a label, count as that version.
         """
@@ -39,6 +40,6 @@ class LibraryVersions:
 
 
 def version_of(distribution: str, environment: Path | None = None) -> str | None:
-    """Return the version of a distribution in a virtual environment, or in this one; None where it is not installed."""
+    """Return the version of a distribution in a virtual environment, or in this one; None if it is not installed."""
     sites = sys.path if environment is None else [str(site) for site in environment.glob("lib/python*/site-packages")]
     return next((each.version for each in metadata.distributions(name=distribution, path=sites)), None)

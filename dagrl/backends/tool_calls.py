@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _BEGIN = re.compile(r"<(?:seed:)?think>|\[THINK\]")
 _MARK_TOKENS = 16
-"""Tokens of such a mark, at most, with the space behind it."""
+"""Most tokens of such a mark, with the space after it."""
 _REASONING = re.compile(r".*(?:</(?:seed:)?think>|\[/THINK\])", re.DOTALL)
 
 
@@ -26,7 +26,7 @@ class Call:
     name: str
     arguments: Mapping[str, Any]
     id: str = ""
-    """The id that the policy has written, where its syntax has one."""
+    """The id written by the policy, if the syntax has ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Parser(Protocol):
     """Finds the calls in the text of a turn."""
 
     def __call__(self, text: str, /, *, thinks: bool = False) -> Sequence[Call | MalformedCall]:
-        """The calls in order. `text` has no end token; `thinks` says that the prompt has begun the reasoning."""
+        """The calls in order. `text` has no end token; `thinks`: the prompt has begun the reasoning."""
 
 
 def after_reasoning(text: str) -> str:
@@ -51,19 +51,19 @@ def after_reasoning(text: str) -> str:
 
 
 def outside_reasoning(text: str, *, thinks: bool) -> str:
-    """As `after_reasoning`, and before reasoning that does not end; `thinks` as in `Parser`."""
+    """Like `after_reasoning`, but also the text before unfinished reasoning; `thinks` as in `Parser`."""
     answer = after_reasoning(text)
     return "" if thinks and answer == text else _BEGIN.split(answer, maxsplit=1)[0]
 
 
 def begins_reasoning(tokenizer: PreTrainedTokenizerBase, context: np.ndarray) -> bool:
-    """Whether tokens before a turn end with the mark that begins reasoning, as some templates write it."""
+    """Whether the tokens before a turn end with the mark that begins reasoning, which some templates write."""
     end = tokenizer.decode(context[-_MARK_TOKENS:]).rstrip()
     return any(mark.end() == len(end) for mark in _BEGIN.finditer(end))
 
 
 def parsed_call(name: str, arguments: Any) -> Call | MalformedCall:
-    """A call with arguments that are a mapping, or a JSON string of one, as some models write it."""
+    """Parse a call. Arguments are a mapping, or a JSON string of one, which some models write."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, strict=False) if arguments.strip() else {}

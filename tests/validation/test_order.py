@@ -30,11 +30,11 @@ def function(): ...
 """
 
 PROBLEMS = {
-    "no order": ("shufled", "`shufled` is no order; write shuffled, file, your own as `module:Class`, or a section"),
+    "no order": ("shufled", "`shufled` is not an order; write shuffled, file, your own as `module:Class`, or a section"),
     "a truth": ("true", "must be text"),
     "the former key": ("file\n  shuffle: true", "`shuffle` is now `order`: write `order: shuffled`"),
     "two orders of rows": ("{by: index, adaptive: {}}", "has both `by` and `adaptive`; keep one"),
-    "a sampler and stages": ("{sampler: 'mine:Good', by: index}", "`sampler` decides alone; remove `by`"),
+    "a sampler and stages": ("{sampler: 'mine:Good', by: index}", "`sampler` replaces `by`, `adaptive` and `stages`"),
     "arguments of nothing": ("{args: {a: 1}}", "`args` needs `sampler`; add it"),
     "a direction of nothing": ("{descending: true}", "`descending` needs `by`; add the column"),
     "an unknown source": ("{stages: [{weights: {esy: 1}}]}", "there is no source `esy`; did you mean `easy`?"),

@@ -26,10 +26,10 @@ _NEEDS = {
         "use_distributed_optimizer": (True, ", whose parts of the weights it works on"),
         "use_precision_aware_optimizer": (True, ", which leaves the float32 weights to it"),
         "optimizer": ("adam", ", as the host has no other"),
-        "decoupled_weight_decay": (True, ", as torch's AdamW on the host has it"),
+        "decoupled_weight_decay": (True, ", as in torch's AdamW on the host"),
     },
 }
-"""Fields of ``optimizer:`` with the values that they need in others, and why."""
+"""Fields of ``optimizer:`` -> required values of other fields, and the reason."""
 
 
 def check_field_rules(check: EngineCheck[MegatronEngineSpec]) -> None:
@@ -105,7 +105,7 @@ _MULTIPLE = 16
 
 
 def check_fp8(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report options, GPUs and models that fp8 does not go with; `_check_hardware` reports CPUs."""
+    """Report options, GPUs and models that are incompatible with fp8; `_check_hardware` reports CPUs."""
     if check.engine.fp8_recipe is None:
         if "fp8_recipe" in check.engine.transformer:
             message = removal("nothing is computed in fp8", "add `fp8: hybrid`")

@@ -44,7 +44,7 @@ _MODEL = """
     use_mup is_hybrid_model heterogeneous_block_specs
 """.split()  # noqa: SIM905 (a list would take a line for each)
 _SCHEDULE = ("lr_warmup_steps", "lr_warmup_ratio", "lr_decay_style", "lr_decay_steps")
-"""Fields of the engine's ``lr_schedule``, which Megatron has among its arguments and not in OptimizerConfig."""
+"""Fields of the engine's ``lr_schedule``, which are Megatron arguments outside of OptimizerConfig."""
 FP8_RECIPE = "blockwise"
 """Default of ``fp8_recipe``; it needs no history of earlier steps, unlike Megatron's default."""
 _NO_FP16 = "dagrl trains in bfloat16 or float32; remove it, and set `transformer.bf16`"
@@ -156,7 +156,7 @@ class OptimizerFields(LibraryFields):
     exp_avg_dtype: _NumberFormat = UNSET
     exp_avg_sq_dtype: _NumberFormat = UNSET
     optimizer: Literal["adam", "sgd"] = UNSET
-    """The state of others cannot be saved for another layout."""
+    """States of other optimizers cannot be saved for another layout."""
     adam_beta1: _Decay = UNSET
     adam_beta2: _Decay = UNSET
     adam_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = UNSET

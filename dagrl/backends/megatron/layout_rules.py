@@ -1,6 +1,6 @@
-"""Parallel layouts: that their sizes fit each other, the ranks of the group, and the model.
+"""Checks of parallel layouts: their sizes must fit each other, the ranks of the group, and the model.
 
-Megatron would find most of it out late, when ranks already hold memory and wait for each other.
+Megatron would detect most errors late, when ranks already hold memory and wait for each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNEVEN_FIELDS = (
     "account_for_loss_in_pipeline_split",
     "pipeline_model_parallel_layout",
 )
-"""Fields of ``transformer:`` that share layers out in another way than evenly; Megatron checks those."""
+"""Fields of ``transformer:`` for an uneven division of layers, which Megatron checks."""
 
 
 def check_layout(check: EngineCheck[MegatronEngineSpec]) -> None:
@@ -94,7 +94,7 @@ def _check_experts(check: EngineCheck[MegatronEngineSpec]) -> None:
 
 
 def _check_widths(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report matrices that ranks do not share evenly. (The engine pads the vocabulary.)"""
+    """Report matrices that ranks cannot divide evenly. (The engine pads the vocabulary.)"""
     tensor, model, keys = check.engine.parallel.tp, check.sizes, check.sizes.key_value_heads
     widths = [size for size in (model.heads, model.dense_width, model.shared_width, keys) if size is not None]
 
@@ -111,7 +111,7 @@ def _check_widths(check: EngineCheck[MegatronEngineSpec]) -> None:
 
 
 def _check_linear_heads(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report heads of gated delta nets that tensor- and context-parallel ranks do not share evenly."""
+    """Report heads of gated delta nets that tensor- and context-parallel ranks cannot divide evenly."""
     sizes, heads = check.engine.parallel, check.sizes.linear_heads
     if heads is not None and heads.value % (ranks := sizes.tp * sizes.cp):
         remedy = f"choose {_TP} and {_CP} whose product divides it"
@@ -124,7 +124,7 @@ def _undivided(check: EngineCheck[MegatronEngineSpec], field: str, parts: str, s
 
 
 def rank_faults(sizes: ParallelSpec, group: GroupSpec, group_name: str) -> Iterator[tuple[str, str]]:
-    """Yield a size, and the fault, where a group's ranks cannot be shared out."""
+    """Yield a size and its fault if it does not divide a group's ranks."""
     slots = group.gpus_per_node or group.cpus_per_node
     if group.ranks % sizes.model_ranks:
         message = (
@@ -133,7 +133,7 @@ def rank_faults(sizes: ParallelSpec, group: GroupSpec, group_name: str) -> Itera
         )
         yield _first_above_1(sizes, _TP, _PP, _CP), message
         return
-    # Ranks that share matrices talk in every layer. They are consecutive.
+    # Ranks that share matrices communicate in every layer. They are consecutive.
     for name in (_TP, _ETP):
         size = getattr(sizes, name)
         if group.nodes > 1 and slots % size:

@@ -44,7 +44,7 @@ LATENT_LAYERS: tuple[Layer, ...] = (
 
 
 class LoraSpec(Section):
-    """Train low-rank adapters, and leave the model's own weights as they are."""
+    """Train low-rank adapters, and freeze the model's own weights."""
 
     rank: PositiveInt = 32
     """Columns of `B` and rows of `A`; tensor-parallel ranks share them."""
@@ -54,17 +54,17 @@ class LoraSpec(Section):
     """Share of an adapter's inputs that an update zeroes."""
     target_modules: Literal["all-linear"] | list[Layer] = "all-linear"
     """Megatron's names of the adapted layers: ``[linear_qkv, linear_proj, linear_fc1, linear_fc2]``. Default: all
-    linear layers, those of experts included, without embedding, router and output layer."""
+    linear layers, including experts, without embedding, router and output layer."""
     merge: bool = True
     """Send merged weights to generators. False sends the adapters alone, to generators that load the model's weights
     themselves."""
     init: Literal["kaiming", "xavier", "normal"] = "kaiming"
-    """Distribution that `A` is drawn from: uniform in ±1/√inputs as in PEFT, Glorot's normal one, or normal with a
-    standard deviation of 1/rank. `B` starts as zeros."""
+    """Initial distribution of `A`: uniform in ±1/√inputs as in PEFT, Glorot's normal one, or normal with a standard
+    deviation of 1/rank. `B` starts as zeros."""
 
     path: Path | None = None
-    """A folder that PEFT or ``dagrl export --adapter`` has written, with the adapters to start from instead of drawn
-    ones. Rank, alpha and layers must be its own."""
+    """A folder written by PEFT or ``dagrl export --adapter``, with initial adapters in place of random ones. Rank,
+    alpha and layers must match it."""
 
     @property
     def scale(self) -> float:
@@ -92,7 +92,7 @@ class Adapter:
 
 
 def layer_name(tensor: MappedTensor) -> str | None:
-    """Megatron's name of the linear layer that the tensor is the weight of; None for other tensors."""
+    """Megatron's name of the linear layer whose weight the tensor is; None for other tensors."""
     match = _WEIGHT.fullmatch(tensor.megatron)
     return match["layer"] if match and tensor.is_linear else None
 
@@ -119,7 +119,7 @@ def adapters(tensors: Iterable[MappedTensor], lora: LoraSpec) -> Iterator[Adapte
             megatron=names[1],
             hf=tuple(f"{module}.lora_B.weight" for module in modules),
             shapes=tuple((rows, lora.rank) for rows in outputs),
-            # The adapter of a row-parallel layer cuts its outputs too, and gathers them.
+            # The adapter of a row-parallel layer also splits its outputs, and gathers them.
             map=Parallel(0) if by_rows else base.map,
         )
         yield Adapter(base, a, b)

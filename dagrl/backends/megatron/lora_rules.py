@@ -1,4 +1,4 @@
-"""Rules of low-rank adapters: that the layout, the model and the environment suit them."""
+"""Rules of low-rank adapters: requirements on layout, model and environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagrl.config.errors import removal
 BRIDGE_INSTALL = "uv pip install --no-deps -r requirements/bridge.txt"
 _BRIDGE_PACKAGES = ("omegaconf", "einops")
 _BEFORE_NORMS = ("linear_proj", "linear_fc2")
-"""Layers with a norm of their outputs, in models that have such norms."""
+"""Layers with a norm of their outputs, in models with such norms."""
 _MODEL = ("model",)
 
 

@@ -83,14 +83,14 @@ def _check_router_replay(check: EngineCheck[MegatronEngineSpec]) -> None:
     pipeline, engine, sizes, key = check.pipeline, check.engine, check.sizes, "router_replay"
     home = pipeline.engines.get(engine.frozen_copy_of or "")
     if sizes.mixture is False:
-        report(check, key, removal("is about experts, and the model has none"), ("model",))
+        report(check, key, removal("is an option for experts, but the model has no experts"), ("model",))
     elif not sizes.traits.reports_routed_experts:
         report(check, key, removal(f"no generator tells how a {sizes.family} model routes"), ("model",))
     elif engine.head != "lm":
-        message = removal(f"routes are those of the policy, and this is a {engine.head} model with its own weights")
+        message = removal(f"routes belong to the policy, and this is a {engine.head} model with its own weights")
         report(check, key, message)
     elif home is not None and not home.replays_routes:
-        message = f"its model is that of `{engine.frozen_copy_of}`, which does not; set it there too"
+        message = f"it has the model of `{engine.frozen_copy_of}`, which does not set it; set it there too"
         report(check, key, message, ("engines", str(engine.frozen_copy_of), key))
     if engine.transformer.get("moe_router_fusion"):
         message = "the fused router chooses experts by itself; remove one of the two"
@@ -102,7 +102,7 @@ def _check_router_replay(check: EngineCheck[MegatronEngineSpec]) -> None:
 
 
 def _check_bridge(check: EngineCheck[MegatronEngineSpec]) -> None:
-    """Report a model that megatron-bridge builds where it cannot, and options that such a model does not have."""
+    """Report a model of megatron-bridge that cannot be built here, and options that such models do not support."""
     sizes, head, depends = check.sizes, check.engine.head, check.pipeline.model_section(check.name)
     if sizes.traits.bridged and not has_bridge():
         message = f"megatron-bridge builds models of type {sizes.family}, and is not installed; install it with "
@@ -128,7 +128,7 @@ def _check_start(check: EngineCheck[MegatronEngineSpec], folder: Path) -> None:
 
 
 def _check_added_layers(check: EngineCheck[MegatronEngineSpec], layers: int) -> None:
-    """Report options that the vision tower's additions to the outputs of layers do not allow."""
+    """Report options that are incompatible with the vision tower's additions to the outputs of layers."""
     engine, sizes = check.engine, check.sizes
     if engine.transformer.get("recompute_granularity") == "full":
         message = f"the tower of {sizes.family} adds to the outputs of layers, which cannot be computed again; "
@@ -156,7 +156,7 @@ def shared_prompts(engine: PlannedEngine[MegatronEngineSpec]) -> Iterator[Edit]:
 
 
 def _obstacle(engine: MegatronEngineSpec, sizes: ModelSizes, place: Place) -> tuple[str, Place] | None:
-    """Return why an engine cannot share prefixes, and the place of the cause; None if it can."""
+    """Return the reason why an engine cannot share prefixes, and its place; None if it can."""
     if engine.frozen_copy_of is not None:
         message = f"the model of `{engine.frozen_copy_of}` computes it; set it there, and remove it here"
         return message, ("engines", engine.frozen_copy_of)

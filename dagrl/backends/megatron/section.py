@@ -19,7 +19,7 @@ from dagrl.config.schema.section import Coefficient, PositiveInt, Section
 
 
 class ParallelSpec(Section):
-    """Megatron's parallel layout. Data parallel is what remains: ranks / (tp * pp * cp)."""
+    """Megatron's parallel layout. The data-parallel size is the remainder: ranks / (tp * pp * cp)."""
 
     tensor_model_parallel_size: PositiveInt = 1
     """Ranks that share each layer's matrices."""
@@ -30,9 +30,9 @@ class ParallelSpec(Section):
     context_parallel_size: PositiveInt = 1
     """Ranks that share each sequence."""
     expert_model_parallel_size: PositiveInt = 1
-    """Ranks that share the experts of a mixture; taken out of the tensor, context and data-parallel ones."""
+    """Ranks that share the experts of a mixture; a subdivision of the tensor, context and data-parallel ranks."""
     expert_tensor_parallel_size: PositiveInt = 1
-    """Ranks that share each expert's matrices. Default: 1, whatever the tensor-parallel size: experts stay whole."""
+    """Ranks that share each expert's matrices. Default: 1 for any tensor-parallel size: experts stay whole."""
     sequence_parallel: bool = False
     """Split activations between tensor-parallel regions along the sequence."""
 
@@ -76,7 +76,7 @@ class ParallelSpec(Section):
 
     @property
     def row_alignment(self) -> int:
-        """Multiple that the length of each packed row is padded to, so that ranks split its tokens evenly."""
+        """The length of each packed row is padded to a multiple of this, so that ranks split its tokens evenly."""
         return (2 * self.cp if self.cp > 1 else 1) * (self.tp if self.sequence_parallel else 1)
 
     def data_parallel_size(self, ranks: int) -> int:
@@ -133,32 +133,32 @@ class MegatronEngineSpec(EngineSpec):
     optimizer: GivenFields[OptimizerFields] = Field(default_factory=dict)
     """Fields of Megatron's OptimizerConfig."""
     lr_schedule: LearningRateSpec = LearningRateSpec()
-    """How the learning rate moves from ``optimizer.lr``."""
+    """Schedule of the learning rate; its peak is ``optimizer.lr``."""
     ddp: GivenFields[DdpFields] = Field(default_factory=dict)
     """Fields of Megatron's DistributedDataParallelConfig."""
     extra: dict[Literal["transformer", "optimizer", "ddp"], dict[str, Any]] = Field(default_factory=dict)
-    """Further fields of these three, which are not tested with dagrl: ``extra: {transformer: {...}}``."""
+    """Further fields of these three sections, which are not tested with dagrl: ``extra: {transformer: {...}}``."""
     head: Literal["lm", "value", "reward"] = "lm"
     """The output layer: the language model's output, a value for each token, or a score for each row."""
     lora: LoraSpec | None = None
     """Train low-rank adapters instead of the weights; ``lora: {}`` takes the defaults."""
     freeze: tuple[Literal["vision"], ...] = ()
-    """Parts that an update leaves as they are: the ``vision`` tower with its merger."""
+    """Parts that updates do not change: the ``vision`` tower with its merger."""
     dist_checkpointing_path: Path | None = None
     """Start weights from a folder in Megatron's distributed format, instead of the model's own."""
     fused_linear_cross_entropy: bool = False
     """Compute logits, log-probs and their gradient together in chunks, without room for [tokens, vocabulary]. For
     losses that compare whole responses logits are computed twice, which is slower."""
     prefix_sharing: bool = False
-    """Compute tokens that rows of a micro-batch begin with, such as the prompt of a group, once for all of them: the
-    same log-probs and gradients. Rows of a group stay on one data-parallel rank."""
+    """Compute common first tokens of a micro-batch's rows, such as the prompt of a group, once for all rows; log-probs
+    and gradients are the same. Rows of a group stay on one data-parallel rank."""
     router_replay: bool = False
-    """Mixtures only: send tokens to the experts that the generator sent them to (R3), in log-probs and updates."""
+    """Mixtures only: in log-probs and updates, send tokens to the experts that the generator chose (R3)."""
     offload: OffloadSpec = OffloadSpec()
     """States that stay in host memory."""
     keep_communicators: bool = True
-    """Leave NCCL's communicators on the GPUs while the engine sleeps, half a GiB or more for each group that ranks meet
-    in, some 2 GiB in all. Closed, each has to connect again: half a second a step, and more."""
+    """Keep NCCL's communicators on the GPUs while the engine sleeps: half a GiB or more for each process group, some 2
+    GiB in all. Closed communicators must reconnect, which takes half a second a step or more."""
 
     _add_extra = model_validator(mode="after")(add_extra)
 

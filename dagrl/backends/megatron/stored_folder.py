@@ -7,7 +7,7 @@ from pathlib import Path
 from dagrl.model_files.hf_config import read_json
 
 LATEST = "latest_checkpointed_iteration.txt"
-"""In the folder above checkpoints of Megatron-LM: the newest one's iteration, or ``release``."""
+"""Megatron-LM's file beside its checkpoints, with the newest one's iteration, or ``release``."""
 CONFIG = "metadata.json"
 """Names the format; it is written last."""
 BACKEND = "torch_dist"
@@ -19,7 +19,7 @@ _LONGEST_NUMBER = 18
 def newest_checkpoint(folder: Path) -> Path:
     """Return `folder`, or the newest checkpoint in it if Megatron-LM saved to it, without ``~``.
 
-    ValueError where the file that names the newest one does not, OSError where it cannot be read.
+    ValueError if the file that should name the newest one is invalid, OSError if it cannot be read.
     """
     folder = folder.expanduser()
     latest = folder / LATEST

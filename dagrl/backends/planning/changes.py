@@ -27,28 +27,28 @@ class Edit:
 
 
 class Ladder(NamedTuple):
-    """Changes of one kind, of which one is made at a time: first those that cost the least time."""
+    """Alternative changes of one kind, the fastest first."""
 
     rungs: list[Edit]
     last_resort: bool = False
-    """Whether it is tried only after all ladders that are not."""
+    """Whether it is tried only after all other ladders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How far a model can be split."""
+    """The largest split of a model."""
 
     in_machine: int
     ranks: int
 
 
 class LayoutChoice(ABC):
-    """A layout for all engines of one backend, with what they do to fit."""
+    """A layout for all engines of one backend, with their measures to save memory."""
 
     @property
     @abstractmethod
     def layout(self) -> Hashable:
-        """The layout alone: of choices with the same one, a search keeps the best."""
+        """The layout alone: among choices with the same layout, a search keeps the best."""
 
     @abstractmethod
     def applied(self, pipeline: Pipeline) -> Pipeline:
@@ -60,10 +60,10 @@ class LayoutChoice(ABC):
 
     @abstractmethod
     def label(self) -> str:
-        """Return what differs from the defaults, for people."""
+        """Return the differences from the defaults, for people."""
 
     def smaller(self) -> Iterator[LayoutChoice]:
-        """Yield the same layout with ways to take less memory, the fastest first."""
+        """Yield the same layout with ways to reduce memory, the fastest first."""
         yield self
 
 
@@ -113,14 +113,16 @@ def _smaller_micro_batches(pipeline: Pipeline, name: str) -> list[Edit]:
     for most in (largest >> shift for shift in range(1, 5)):
         cut = [node for node, spec in nodes.items() if spec.tokens_per_micro_batch > most >= least[node]]
         if cut:
-            # Nodes that go no lower keep their last size.
+            # Nodes at their lower bound keep their last size.
             smaller |= {("nodes", node, "tokens_per_micro_batch"): most for node in cut}
             rungs.append(Edit(dict(smaller)))
     return rungs
 
 
 def _rows_together(pipeline: Pipeline, node: NodeBase) -> int:
-    """Return how many rows must be in one micro-batch: a pair, or those of a prompt if a loss compares them."""
+    """Return the number of rows that must be in one micro-batch: a pair, or all rows of a prompt if a loss compares
+    them.
+    """
     if isinstance(node, DpoNode):
         return 2
     compares = isinstance(node, UpdateNode) and node.loss.policy == "opmd_pairwise"

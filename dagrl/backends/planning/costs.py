@@ -1,6 +1,6 @@
-"""Seconds of an engine's work and moves, as `dagrl plan` estimates them: what a backend may override.
+"""Estimates of the seconds of an engine's work and moves, for `dagrl plan`, which a backend may override.
 
-All estimates are those of a step after which everything has run before: nothing is compiled or connected anew.
+They describe a later step of a run, in which nothing is compiled or connected anew.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _SERVER_WAKE_S = 0.025
 _RETURN_BYTES_PER_S = 135e9
 """Allocation of weights that others have just left: 0.03 to 0.08 s for 3.4 GB, 0.12 to 0.14 s for 16.4."""
 _SWAP_SHARE = 0.56
-"""Share of the rates between host and GPU, measured tensor by tensor; since then both ways go at once, not measured."""
+"""Share of the rates between host and GPU, measured tensor by tensor; since then both directions overlap, which is not
+measured."""
 _DISK_BYTES_PER_S = 1e9
 """A machine's share of the storage of checkpoints; an order of magnitude."""
 _SAVE_S = 1.0
@@ -32,12 +33,12 @@ _SAVE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """Rows that go through a model together, divided among its replicas."""
+    """Rows that are processed together by a model, divided among its replicas."""
 
     rows: float
     lengths: Lengths
     budget: int
-    """Tokens of a micro-batch at most."""
+    """Most tokens of a micro-batch."""
     per_prompt: int = 1
     """Rows with the same prompt."""
     sums_over_tokens: bool = False
@@ -73,7 +74,7 @@ class EngineCosts:
 
     @property
     def backed_up_bytes(self) -> float:
-        """Weights of one GPU that wait on the host in a sleep, as no other engine sends them again."""
+        """Weights of one GPU that wait on the host in a sleep, because no other engine sends them again."""
         return 0.0 if self.engine.spec.weights_from else self.weight_bytes
 
     # -- work
@@ -103,7 +104,7 @@ class EngineCosts:
 
     @property
     def load_s(self) -> float:
-        """Seconds in which offloaded weights come to the GPU and go again, once for each task."""
+        """Seconds to load and offload weights, once for each task."""
         return 0.0
 
     @property
@@ -117,11 +118,11 @@ class EngineCosts:
 
     @property
     def swap_s(self) -> float:
-        """Seconds in which the weights change places with start weights on the host, and change back."""
+        """Seconds to swap the weights with start weights on the host, and back."""
         return 2 * self.weight_bytes * (1 / self.device.to_host + 1 / self.device.from_host) / _SWAP_SHARE
 
     def reconnect_s(self, *, updates: bool) -> float:
-        """Return what the first pass after a wake takes longer; with `updates`, what the first update adds to that."""
+        """Return the additional seconds of the first pass after a wake, with `updates` including the first update's."""
         return 0.0
 
     # -- weight syncs, as the sender
@@ -133,7 +134,7 @@ class EngineCosts:
 
     @property
     def owned_share(self) -> float:
-        """Largest share of the weights that one rank sends, where all owners send at once."""
+        """Largest share of the weights that one rank sends if all owners send at once."""
         return 1.0
 
     @property
@@ -149,12 +150,12 @@ class EngineCosts:
     # -- moves
 
     def sleep(self, residency: Residency) -> float:
-        """Return the seconds in which the engine gives memory back, down to `residency`."""
+        """Return the seconds in which the engine frees memory, down to `residency`."""
         return server_sleep_seconds(self.backed_up_bytes, self.device, ranks=self.engine.group.ranks)
 
     def wake(self, residency: Residency) -> float:
-        """Return the seconds in which the engine takes memory, up to `residency`."""
-        # A receiver has its weights back before the rest.
+        """Return the seconds in which the engine allocates memory, up to `residency`."""
+        # A receiver restores its weights before the rest.
         first = residency is Residency.WEIGHTS or not self.engine.spec.weights_from
         return server_wake_seconds(self.weight_bytes if first else 0.0, self.backed_up_bytes, self.device)
 

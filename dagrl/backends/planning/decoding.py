@@ -1,8 +1,8 @@
 """Seconds of generation: prefill by operations, decoding by the bytes that each step reads.
 
 A step of a server reads its weights and the keys and values of all responses in the batch, multiplies, draws tokens,
-and passes them to the host. Responses end one by one and others take their places, until the last one ends. The
-simulation goes from one end of a response to the next, not token by token.
+and passes them to the host. Responses end one by one and are replaced, until the last one ends. The simulation proceeds
+from one end of a response to the next, not token by token.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ TORCH_PASSES = 21
 """Times that torch's functions, a dozen, read or write float32 logits for tokens and their log-probs. This and the next
 three are fitted to the rollouts of tests/planner/cost/test_measured.py, of 16 to 512 responses at a time."""
 _STEP_S = 1.1e-3
-"""Seconds of the host between two steps that the GPU waits for."""
+"""Seconds of the host between two steps, during which the GPU waits."""
 RESPONSE_S = 4.8e-6
 """Seconds of the host for each response in a step, with its log-prob."""
 _SHARED_PROMPT_SHARE = 0.75
-"""Share of a prompt's keys and values that is read if several responses share it: partly, the GPU's cache has them."""
+"""Share of a prompt's keys and values that is read if several responses share it: the GPU's cache has a part of
+them."""
 _REDUCTION_S = 10e-6
 """Start of an all-reduce within a step; two in each layer."""
 _WITHOUT_GRAPH_S = 0.4e-3
@@ -35,13 +36,13 @@ tokens/s."""
 _PREFILL_SHARE = 0.7
 """Share of the rate of training's products, in chunks of some thousand tokens, without a graph."""
 _SCORING_PASSES = 4
-"""Times that float32 logits are written and read for log-probs of given tokens. A guess."""
+"""Times that float32 logits are written and read for log-probs of given tokens. An estimate."""
 _HF_LAYER_S = {True: 0.9e-3, False: 0.35e-3}
 """A layer of the Python of Transformers, on a GPU and on a CPU: typical, not measured."""
 _FP8_CACHE_DELAY, _FP8_PAGES_DELAY, _LARGE_PAGE = 1.95, 1.6, 64
 """FlashAttention 3 reads a cache in fp8 in about the time of one in bfloat16, in 0.8 of it where pages are large."""
 _BUNDLES = 128
-"""Bundles that the responses of one server are simulated in at most, unless there are more shards."""
+"""Most bundles in which the responses of one server are simulated, unless there are more shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Lengths:
     """Tokens of the rows of a rollout.
 
     Responses are spread between 0 and the longest that is allowed: a share ``(x / longest) ** a`` of them is shorter
-    than x, with `a` chosen for the mean. Half of the longest is an even spread; a mean of the longest means that all
-    are cut. The longest ones always come near the limit, and a rollout waits for them.
+    than x, with `a` chosen for the mean. A mean of half the longest is an even spread; a mean of the longest means that
+    all are cut. The longest responses always approach the limit, and a rollout waits for them.
     """
 
     prompt: float
@@ -73,7 +74,7 @@ class Lengths:
         return self.response < self.longest
 
     def quantile(self, share: float) -> float:
-        """Return the length below which that share of the responses is."""
+        """Return the length below which the given share of the responses lies."""
         if not self.varied:
             return float(self.longest)
         return max(1.0, self.longest * share ** (1 / self._shape))
@@ -91,7 +92,7 @@ class Lengths:
 
 
 def cache_delay(value_bytes: float, page_size: int) -> float:
-    """Return how many times as long the bytes of a cache take as others that are read, by the size of its values."""
+    """Return the factor by which reading bytes of a cache takes longer than other bytes, for the size of its values."""
     if value_bytes > 1:
         return 1.0
     return _FP8_PAGES_DELAY if page_size >= _LARGE_PAGE else _FP8_CACHE_DELAY
@@ -109,7 +110,7 @@ class Server:
     per_node: int = 1
     """GPUs on a machine."""
     running: int = 512
-    """Responses decoded together, at most."""
+    """Most responses that are decoded together."""
     cache_tokens: float = float("inf")
     """Tokens whose keys and values fit."""
     largest_graph: int = 512
@@ -125,7 +126,7 @@ class Server:
     cache_bytes: float = _BYTES
     """Bytes of a value in the cache."""
     cache_delay: float = 1.0
-    """Factor by which its bytes take longer to read than weights; the function of that name returns it."""
+    """Factor by which its bytes take longer to read than weights; see the function of this name."""
     in_process: bool = False
     """Transformers in the worker, batch after batch."""
 
@@ -140,7 +141,7 @@ class Server:
         values = running * context * shape.cache_values_per_token * shape.layers
         cached = values * self.cache_bytes / (parts * self.stages)
         drawn = running * shape.vocabulary * 4 * self.sampling_passes / device.decode_memory
-        # If a product takes about as long as its weights are read, neither hides the other: 8B with 128 responses.
+        # If a product takes about as long as reading its weights, neither hides the other: 8B with 128 responses.
         seconds = math.hypot(read, multiplied) + self.cache_delay * cached / device.decode_memory
         seconds = self.stages * seconds + drawn  # A token passes all stages before the next begins.
         if self.tensor > 1:
@@ -201,7 +202,7 @@ class Generation:
     shards: int = 1
     """Shards of the step that its prompts are spread over, evenly."""
     enough: float = 1.0
-    """Share of the prompts after which it stops: below 1 if it begins more than the step needs."""
+    """Share of the prompts after which it stops: below 1 if it starts more than the step needs."""
 
 
 @lru_cache(maxsize=4096)
@@ -212,7 +213,7 @@ def shard_ends(server: Server, work: Generation) -> tuple[float, ...]:
     size = responses / bundles
     lengths = [work.lengths.quantile(_spread(index, bundles)) for index in range(bundles)]
     if work.lengths.varied:
-        # The longest of many responses comes near the limit, with any number of bundles.
+        # The longest of many responses is near the limit, for any number of bundles.
         longest = max(range(bundles), key=lengths.__getitem__)
         lengths[longest] = work.lengths.quantile(1 - 0.5 / max(1.0, responses))
     prefix = work.lengths.prompt

@@ -1,4 +1,4 @@
-"""GPUs by name: what the plan of a run counts with, and what model FLOPs utilization is a share of.
+"""GPUs by name, with the figures that plans and model FLOPs utilization use.
 
 Sources: NVIDIA's data sheets of each product (the table has half of their tensor-core figures, which are with sparsity)
 and of its DGX, HGX and OVX systems, for links and network. Memory is what CUDA reports for a whole device,
@@ -30,11 +30,11 @@ class Gpu:
     memory_gb_per_s: float
     """Device memory, 10^9 bytes a second."""
     nvlink_gb_per_s: float
-    """To the other GPUs of its machine, each direction; 0 where there is none and PCIe has to do."""
+    """To the other GPUs of its machine, each direction; 0 without NVLink."""
     pcie_gb_per_s: float
     """To the host, each direction."""
     network_gb_per_s: float
-    """A GPU's share of the machine's network, each direction, as its maker's systems have it."""
+    """A GPU's share of the machine's network, each direction, in its maker's systems."""
     driver_name: str
     """The driver's name for it, without the maker: a regular expression."""
     generation: Generation
@@ -84,13 +84,13 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("L4", 22.0, 121.0, memory_gb_per_s=300, driver_name=r"L4", **_ADA),
 )
 GPUS_OF_MACHINE = 8
-"""Assumed of machines that the file does not describe."""
+"""Assumed for machines that the file does not describe."""
 DEFAULT_GPU = "H100"
-"""The GPU of a group that names none: the most common one, and the smaller of those that models of size train on."""
+"""The GPU of a group that names none: the most common GPU for large models, and a smaller one of these."""
 
 
 def gpu_named(name: str) -> Gpu:
-    """The GPU of that name, in capitals or not, with or without the maker's, or as the driver writes it. ValueError
+    """The GPU of that name, case-insensitive, with or without the maker's name, or in the driver's form. ValueError
     with the nearest name, or all of them.
     """
     plain = name.strip().removeprefix("NVIDIA ")
@@ -109,7 +109,7 @@ def gpu_of_group(pipeline: Pipeline, group: str, otherwise: str = DEFAULT_GPU) -
 
 
 def gpu_given(pipeline: Pipeline, group: str | None) -> Gpu | None:
-    """Return the GPU that a group names; None if it names none, or one that is not known, which `validate` reports."""
+    """Return the GPU that a group names; None without a name, or for an unknown one, which `validate` reports."""
     spec = pipeline.groups.get(group or "")
     try:
         return gpu_named(spec.gpu) if spec is not None and spec.gpu else None
@@ -118,7 +118,7 @@ def gpu_given(pipeline: Pipeline, group: str | None) -> Gpu | None:
 
 
 def gpu_of_driver(driver_name: str) -> Gpu | None:
-    """The GPU that the driver calls so; None where it is not known, or a slice of one."""
+    """The GPU with this name in the driver; None for an unknown GPU or a slice."""
     name = driver_name.removeprefix("NVIDIA ")
     return None if "MIG" in name else _by_driver_name(name)
 

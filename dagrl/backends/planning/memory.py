@@ -12,11 +12,11 @@ Kind = Literal[
     "weights", "gradients", "optimizer", "activations", "logits", "cache", "graphs", "buffers", "allocator", "runtime"
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""In the order in which they are shown. ``buffers`` are those of weight syncs, ``allocator`` is what torch cannot use
-between tensors, ``runtime`` is CUDA's context, kernels, libraries and NCCL."""
+"""In the order in which they are shown. ``buffers`` are for weight syncs, ``allocator`` is unusable memory between
+torch's tensors, ``runtime`` is CUDA's context, kernels, libraries and NCCL."""
 
 CONTEXT = int(0.5 * GIB)
-"""Bytes that a process takes of a GPU before it does anything."""
+"""Bytes of a GPU that an idle process takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,18 @@ class EngineMemory:
     awake: Mapping[Kind, int]
     """At the peak, by kind."""
     moment: str
-    """When the peak is."""
+    """The time of the peak."""
     weights_alone: int
-    """With its weights alone: enough to send or to take them."""
+    """With its weights alone: enough to send or receive them."""
     asleep: int
     at_rest: int | None = None
     """Between its tasks and in a sync, if it stays awake while other engines sleep. Default: as at the peak."""
     host: int = 0
     """Host memory for one rank: offloaded states, the contents of a sleeper, frozen start weights."""
     needs: int | None = None
-    """The least that an engine works with, if it fills what it is given. Default: all that it takes."""
+    """Smallest memory of an engine that fills the memory it is given. Default: its peak."""
     filled_by: str = ""
-    """The field that says how much such an engine fills."""
+    """The field that sets how much such an engine fills."""
     notes: tuple[str, ...] = ()
 
     @property

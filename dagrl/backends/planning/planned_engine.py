@@ -1,4 +1,4 @@
-"""An engine of a plan on its group, and the most that the nodes of a pipeline ask of it."""
+"""An engine of a plan on its group, and its largest work from the nodes of a pipeline."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Workload:
     logprob_tokens: int = 0
     """Tokens of a micro-batch of log-probs, values or scores."""
     micro_batches: int = 1_000_000
-    """Micro-batches of one update, at most: fewer than pipeline stages leave stages empty."""
+    """Most micro-batches of one update: with fewer than pipeline stages, stages stay idle."""
     sums_over_tokens: bool = False
     """Whether the losses of updates are sums over tokens."""
     prompt_tokens: int = 0
-    """Tokens of the longest prompt in these micro-batches, as in the next two."""
+    """Tokens of the longest prompt in these micro-batches; the next two fields also refer to them."""
     row_tokens: int = 0
     """Tokens of the longest prompt and response."""
     rows_per_prompt: int = 1
     longest: int = 0
     """Tokens of the longest prompt and response that it generates."""
     bucket_bytes: int = 0
-    """Size of a bucket of weights that it sends or takes; 0 if it does neither."""
+    """Size of a bucket of weights that it sends or receives; 0 without syncs."""
     keeps_start_weights: bool = False
     """Whether another engine is its frozen copy."""
     keeps_average: bool = False
@@ -82,7 +82,7 @@ class PlannedEngine[Spec: EngineSpec]:
 
     @cached_property
     def shape(self) -> ModelShape:
-        """The shape of its own model. ValueError if that is not known."""
+        """The shape of its own model. ValueError if it is unknown."""
         return engine_shape(self.pipeline, self.name, self.policy_shape)
 
     @cached_property
@@ -129,7 +129,7 @@ class PlannedEngine[Spec: EngineSpec]:
         )
 
     def _longest(self) -> int:
-        """Tokens of the longest sample that it generates or reads, or of question and reply if it is a judge."""
+        """Tokens of the longest sample that it generates or reads; for a judge, of question and reply."""
         pipeline = self.pipeline
         sampled = [
             max(pipeline.longest_rows(name, validated=pipeline.run.validates).values())

@@ -21,7 +21,7 @@ _ALIGNMENT = 256
 """Divides the chunk size."""
 
 Storages = dict[int, torch.UntypedStorage]
-"""Storages by the address of their C++ object, which stays while their memory comes and goes."""
+"""Storages by the address of their C++ object, which is stable while their memory is freed and allocated."""
 
 
 class HostMemory:
@@ -46,7 +46,7 @@ class HostMemory:
             device.copy_(host, non_blocking=True)
 
     def swap(self, contents: Sequence[torch.Tensor]) -> None:
-        """Exchange `contents`, uint8 [bytes] each, with those on the host; synchronous.
+        """Exchange `contents`, uint8 [bytes] each, with the contents on the host; synchronous.
 
         On a GPU both directions overlap, with two temporary pieces of device memory.
         """
@@ -69,7 +69,7 @@ class HostMemory:
                 coming.wait_event(before)
             own = held[place][: len(device)].copy_(device)
             device.copy_(host, non_blocking=True)
-            # Its place on the host is free when what was there has come.
+            # Its place on the host is free when the earlier contents have arrived on the device.
             going.wait_stream(coming)
             with torch.cuda.stream(going):
                 host.copy_(own, non_blocking=True)
@@ -101,7 +101,7 @@ class HostMemory:
             self._chunks += [torch.empty(self._chunk_bytes, dtype=torch.uint8) for _ in range(missing)]
             return
         if not self._chunks:
-            # At interpreter exit the driver does it.
+            # At interpreter exit the driver unpins it.
             weakref.finalize(self, unpin, self._chunks).atexit = False
         add_pinned(self._chunks, missing, self._chunk_bytes)
 
@@ -111,7 +111,7 @@ class OffloadableStorages:
 
     def __init__(self, storages: Callable[[], Storages], *, keep: bool, rests_away: bool) -> None:
         """`storages` is called on each offload. Without `keep` contents come back as zeros. With `rests_away` the
-        storages are offloaded whenever they are not in use, beginning now.
+        storages are offloaded, now and whenever they are not in use.
         """
         self._storages, self._keep, self._rests_away = storages, keep, rests_away
         self._host = HostMemory()

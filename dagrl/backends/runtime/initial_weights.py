@@ -1,6 +1,6 @@
 """A model's initial weights, read from its folder or drawn at random.
 
-All engines use this module, so that those of one pipeline have identical weights, in any backend and parallel layout.
+All engines use this module, so that engines of one pipeline have identical weights, in any backend and parallel layout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WeightSource(Protocol):
-    """The full initial weights of a model by the names of published checkpoints."""
+    """The full initial weights of a model by their names in published checkpoints."""
 
     def names(self) -> list[str]:
         """All tensors; a tied output layer is not listed."""

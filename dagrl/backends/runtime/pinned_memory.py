@@ -21,8 +21,8 @@ import torch
 _GIB = 2**30
 _COPY_BYTES = 2**28
 _PIECE_BYTES = 2**25
-"""Bytes that are copied before the next begin. Other processes' copies from the same GPU, such as the tokens that a
-server has sampled, wait for all copies queued before them: 0.6 ms in place of seconds."""
+"""Bytes that are copied before the next copies start. Other processes' copies from the same GPU, such as the tokens
+that a server has sampled, wait for all copies queued before them: 0.6 ms in place of seconds."""
 _ALIGNMENT = 256
 _MOST_THREADS = 16
 """Threads wait for memory rather than for cores; each GPU of a machine has a process that allocates."""
@@ -44,7 +44,7 @@ def add_pinned(blocks: list[torch.Tensor], count: int, nbytes: int) -> None:
                 blocks.append(block)
     except OSError as error:
         raise OSError(
-            f"cannot pin {count * nbytes / _GIB:.1f} GiB of host memory for what a GPU holds: {error}; "
+            f"cannot pin {count * nbytes / _GIB:.1f} GiB of host memory for the contents of a GPU: {error}; "
             "check free memory (`free -g`), the container's memory limit, and the limit of locked memory (`ulimit -l`)"
         ) from error
 
@@ -66,7 +66,7 @@ class PinnedCopies:
         self._block_bytes = 0
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of tensors of one GPU, in their order and in place of earlier ones; whole on return, in any thread.
+        """Copies of tensors of one GPU, in their order and in place of earlier ones; complete on return, in any thread.
 
         The tensors must have their values already: the copies do not wait for kernels. Raises OSError as `add_pinned`,
         with nothing left.
@@ -81,7 +81,7 @@ class PinnedCopies:
         # A thread begins on the first GPU.
         with torch.cuda.device(tensors[0].device):
             if not self._block_bytes:
-                # At interpreter exit the driver does it.
+                # At interpreter exit the driver unpins it.
                 weakref.finalize(self, unpin, self._blocks).atexit = False
             if size > self._block_bytes:
                 self._release()
@@ -104,7 +104,7 @@ class PinnedCopies:
 
 
 def _copy_in_pieces(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    # Not behind kernels that another thread queues meanwhile.
+    # The copies must not wait for kernels that another thread queues meanwhile.
     stream = torch.cuda.Stream()
     queued = 0
     with torch.cuda.stream(stream):

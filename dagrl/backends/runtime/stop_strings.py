@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SILENT_TOKENS = 4
-"""Tokens without a text of their own that may stand among those of a stop string."""
+"""Most tokens without text among the tokens of a stop string."""
 
 
 class StopStrings:
-    """Strings that end a response. Thread-safe as far as the tokenizer is."""
+    """Strings that end a response. Thread-safe if the tokenizer is."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
         self._tokenizer, self._strings = tokenizer, tuple(strings)
-        # A token has a byte at least.
+        # A token has at least one byte.
         self._window = max((len(string.encode()) for string in strings), default=0) + _SILENT_TOKENS
         self._lasts = {string[-1] for string in strings}
         # Tokenizers drop space at the beginning of a text.
@@ -42,14 +42,14 @@ class StopStrings:
 
 
 class StopSearch:
-    """Looks for stop strings in one response, as its tokens come."""
+    """Looks for stop strings in one response, as its tokens arrive."""
 
     def __init__(self, strings: StopStrings, before: Iterable[int]) -> None:
-        """`before` are tokens that the policy has said already, without a stop string."""
+        """`before` are earlier tokens of the policy, without a stop string."""
         self._strings, self._tokens = strings, [int(token) for token in before]
         self._before = len(self._tokens)
         self.length: int | None = None
-        """Tokens up to the one that completes a string, without those before; None as long as there is none."""
+        """Number of tokens up to the one that completes a string, without `before`; None until then."""
 
     def see(self, tokens: Iterable[int]) -> bool:
         """Take the next tokens; returns whether a string is complete."""

@@ -15,7 +15,7 @@ from dagrl.model_files.images import ImageSettings, image_starts
 
 @dataclass(frozen=True, slots=True)
 class SeenPrompt:
-    """The places of the images of a prompt, and of what follows it, which need no pixels."""
+    """The places of the images of a prompt and of its continuation, without pixels."""
 
     starts: np.ndarray
     """Index of the first token of each image, int64 [images]."""
@@ -29,7 +29,7 @@ class SeenPrompt:
         return SeenPrompt(starts, np.asarray(sizes, dtype=np.int64).reshape(-1, 2) // settings.unit)
 
     def followed(self, starts: np.ndarray, sizes: np.ndarray, settings: ImageSettings) -> SeenPrompt:
-        """With the images of a response, of these `sizes`, that begin at `starts` of the whole row."""
+        """Add the images of a response, of these `sizes`, at `starts` in the whole row."""
         grids = np.asarray(sizes, dtype=np.int64).reshape(-1, 2) // settings.unit
         return SeenPrompt(np.concatenate([self.starts, starts]), np.concatenate([self.grids, grids]))
 
@@ -50,7 +50,7 @@ def patches(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Patches [patches, values] of images uint8 [height, width, 3], and the grid of each, int64 [images, 3].
 
-    As Qwen2-VL's image processor: the patches of a square are consecutive, and the values of a patch are ordered by
+    As in Qwen2-VL's image processor: the patches of a square are consecutive, and the values of a patch are ordered by
     colour, frame, row and column.
     """
     mean = torch.tensor(settings.mean, device=device) * 255

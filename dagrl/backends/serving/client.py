@@ -12,9 +12,9 @@ from dagrl.backends.base import EngineLostError
 from dagrl.config.schema import SamplingSpec
 
 Images = Sequence[np.ndarray]
-"""Images of a prompt, uint8 [height, width, 3], of the size in which the model sees them."""
+"""Images of a prompt, uint8 [height, width, 3], resized for the model."""
 Until = Callable[[Sequence[int]], bool]
-"""Takes the next tokens of a response, and returns whether they are enough."""
+"""Receives the next tokens of a response, and returns whether it is complete."""
 NO_TOKENS, NO_LOGPROBS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
 
 
@@ -44,10 +44,10 @@ class ServerResponse:
 
 @dataclass(frozen=True, slots=True)
 class ResponseScores:
-    """Log-probs of given tokens, each after all before it. T tokens, k candidates."""
+    """Log-probs of given tokens, each given all previous ones. T tokens, k candidates."""
 
     tokens: np.ndarray
-    """The tokens as the server names them, int64 [T]."""
+    """The tokens in the server's reply, int64 [T]."""
     logprobs: np.ndarray
     """Float32 [T]."""
     top_ids: np.ndarray
@@ -67,7 +67,7 @@ class Capacity:
     longest: int
     """Longest prompt with response in tokens that its cache can hold."""
     context: int
-    """Longest prompt with response in tokens that the model can have."""
+    """Longest prompt with response, in tokens, that the model supports."""
     vocabulary: int
 
 
@@ -76,7 +76,7 @@ class ServerClient(Protocol):
 
     @property
     def heard(self) -> float:
-        """When the server sent something last, as `time.time`; it does while it generates."""
+        """Time of the server's last message, as in `time.time`; a generating server sends messages."""
 
     @property
     def shares_prompts(self) -> bool:
@@ -97,10 +97,10 @@ class ServerClient(Protocol):
         images: Images = (),
         until: Until | None = None,
     ) -> ServerResponse:
-        """Continue after `tokens`, whose image tokens stand for `images`; only cache entries with the same `cache_key`
+        """Continue after `tokens`, whose image tokens represent `images`; only cache entries with the same `cache_key`
         are reused.
 
-        `until` sees the tokens as they come. Once it returns True, the request is aborted; further tokens may follow.
+        `until` gets the tokens as they arrive. Once it returns True, the request is aborted; further tokens may follow.
         """
 
     async def remember(self, rid: str, tokens: list[int], cache_key: str, images: Images = ()) -> None:
@@ -111,7 +111,7 @@ class ServerClient(Protocol):
     ) -> ResponseScores | None:
         """Log-probs of ``tokens[start:]`` at temperature 1, by prefill; None if the request was aborted.
 
-        `start` is at least 1. No token is returned that is not given.
+        `start` is at least 1. Only given tokens are returned.
         """
 
     def tokens_of(self, rid: str) -> int:

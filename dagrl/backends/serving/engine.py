@@ -50,7 +50,7 @@ class ServerEngine[Spec: ServerSpec](ABC):
     kinds: ClassVar[Mapping[Residency, frozenset[str]]]
     """Kinds of memory, by the server's names, that are released at each residency."""
     more_room: ClassVar[str]
-    """How to give its cache more room, for messages."""
+    """Advice on enlarging its cache, for messages."""
 
     def __init__(self, model: ModelSpec, spec: Spec, share: ServerShare) -> None:
         """Start the server. Raises ValueError for an invalid model or argument, ServerError if it fails to start."""
@@ -59,7 +59,7 @@ class ServerEngine[Spec: ServerSpec](ABC):
         """Treatment of running requests in an update."""
         self._passes = 2 if spec.weight_sync.checksum else 1
         self._waves = [spec.gpus_per_server // spec.stages] * spec.stages
-        """The processes that take an update together, wave after wave."""
+        """Waves of processes that receive an update together."""
         self._follows = spec.weights_from is not None
         self._timeout_s = share.ranks.timeout_s
         self._gpus = share.gpus
@@ -68,7 +68,7 @@ class ServerEngine[Spec: ServerSpec](ABC):
         """Kinds of memory that are released."""
         self.policy_version = NO_WEIGHTS if spec.weights_from else 0
         self._server, self._client = self._start(model, spec, share)
-        self._capacity = self._server.run(self._client.capacity(), "tell what it can hold", self._timeout_s)
+        self._capacity = self._server.run(self._client.capacity(), "report its capacity", self._timeout_s)
         ends = end_tokens(model, tokenizer)
         self._scorer = TokenScorer(self._client, lambda: self.policy_version, self._capacity.requests)
         self._responses = ResponseReader(self._client, lambda: self.policy_version, tokenizer, ends)
@@ -164,7 +164,7 @@ class ServerEngine[Spec: ServerSpec](ABC):
     async def _watched[Result](self, request: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Run a request. ServerLostError if the server is silent for the timeout."""
         begun = time.time()
-        # Created here, and not by the caller: a dead server closes this coroutine before its first line.
+        # Created here, not by the caller, because a dead server closes this coroutine before its first line.
         running = asyncio.ensure_future(request())
         try:
             while not (await asyncio.wait([running], timeout=_POLL_S))[0]:
@@ -182,12 +182,12 @@ class ServerEngine[Spec: ServerSpec](ABC):
             self._check_silence(begun)
 
     def _check_silence(self, begun: float) -> None:
-        """Raise ServerLostError if requests that `begun` then have got nothing for the timeout."""
+        """Raise ServerLostError if requests that started at `begun` have received nothing for the timeout."""
         if time.time() - max(begun, self._client.heard) > self._timeout_s:
             raise ServerLostError(f"the server has not responded for {self._timeout_s:g} s")
 
     def _check(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> None:
-        """Raise ValueError for requests that a server would reject without a reason, or die of."""
+        """Raise ValueError for requests that a server would reject without a reason, or that would end it."""
         assert self.policy_version != NO_WEIGHTS, "generate before the first weights"
         assert not self._gone, "generate while asleep"
         vocabulary, context = self._capacity.vocabulary, self._capacity.context

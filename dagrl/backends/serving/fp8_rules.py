@@ -15,26 +15,26 @@ from dagrl.config.errors import Place, removal
 from dagrl.config.fp8_weights import BLOCK
 
 _TILE = 16
-"""CUTLASS multiplies matrices of fp8 whose rows and columns are multiples of it."""
+"""CUTLASS requires multiples of it as rows and columns of matrices in fp8."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSplit:
-    """How many ways a server splits the matrices of a model."""
+    """The number of ways in which a server splits the matrices of a model."""
 
     field: str
     """The option to lower."""
     attention: int
     mlp: int
     experts: int
-    """Ways that each expert is split; 1 where experts stay whole."""
+    """Parts of each expert; 1 if experts stay whole."""
 
 
 def check_fp8(check: EngineCheck[ServerSpec], split: ServerSplit, *, packs_blocks: bool) -> None:
     """Report servers that cannot take weights in fp8.
 
-    `packs_blocks`: on GPUs of the Blackwell generation they keep blocks in another layout than they read. An engine
-    with whole weights needs no block to be whole.
+    `packs_blocks`: on GPUs of the Blackwell generation they store blocks in a different layout from the checkpoint's.
+    An engine with whole weights needs no block to be whole.
     """
     engine, place = check.engine, (*check.place, "quantization")
     if engine.quantization is None:
@@ -90,7 +90,7 @@ def _problems(
 
 
 def _has_plain_layers(family: Family, shape: ModelShape) -> bool:
-    """Whether all linear layers are those that `Fp8Weights` knows, and their tensors are."""
+    """Whether `Fp8Weights` covers all linear layers and their tensors."""
     return family.has_tables and not (shape.latent or shape.linear or shape.vision)
 
 

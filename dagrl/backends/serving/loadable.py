@@ -1,4 +1,4 @@
-"""Lets a model's loader write parameters that the server has replaced when it had loaded the model."""
+"""Makes parameters that the server replaced after loading writable for the model's loader."""
 
 from __future__ import annotations
 

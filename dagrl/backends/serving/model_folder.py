@@ -45,7 +45,7 @@ def model_folder(
 
 
 def _quantised_folder(folder: Path, scratch: Path, model: ModelSpec, fp8: Fp8Weights) -> Path:
-    """`scratch` with the files of `folder` but its weights."""
+    """`scratch` with the files of `folder` except its weights."""
     for path in folder.iterdir():
         if path.name != _CONFIG and not path.name.endswith(_WEIGHT_FILES):
             (scratch / path.name).symlink_to(path.resolve())

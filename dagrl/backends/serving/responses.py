@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _AGAIN_S = 0.5
-"""How long aborted requests may take to end before they are aborted again."""
+"""Seconds after which requests are aborted again."""
 _WORTH_SHARING = 64
 """Length of a prompt, in tokens, from which a group's prompt is computed once while the others wait."""
 
@@ -46,7 +46,7 @@ class _Response:
 
     @property
     def context(self) -> np.ndarray:
-        """Tokens to continue after, int64."""
+        """Tokens after which to continue, int64."""
         return np.concatenate([self.request.prompt, self.request.begun, self.tokens])
 
     @property
@@ -56,7 +56,7 @@ class _Response:
 
 
 class ResponseReader:
-    """Samples responses, and can be paused. `version` returns that of the weights."""
+    """Samples responses, and can be paused. `version` returns the weights' version."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ResponseReader:
             raise failures.exceptions[0] from None
 
     def abort(self) -> None:
-        """End all responses as they are, including those whose requests have not started."""
+        """End all responses as they are, including ones whose requests have not started."""
         self._aborts += 1
         self._client.abort_all()
 
@@ -145,7 +145,7 @@ class ResponseReader:
     # -- one response
 
     async def _compute_once(self, response: _Response, there: asyncio.Event, born: int) -> None:
-        """Fill the server's cache with the context of several responses, which otherwise each of them would compute."""
+        """Fill the server's cache with the common context of several responses, which each would otherwise compute."""
         tokens = response.context.tolist()
         await self._gate.wait()
         try:
@@ -205,7 +205,7 @@ class ResponseReader:
         response.tokens = np.concatenate([response.tokens, answer.tokens])
         response.logprobs = np.concatenate([response.logprobs, answer.logprobs])
         if len(answer.tokens):
-            # A request aborted in the queue reports none; those of earlier tokens stay valid.
+            # A request aborted in the queue reports no routes; routes of earlier tokens stay valid.
             response.routed_experts = answer.routed_experts
         if answer.finish_reason != "abort" or self._aborts != born:
             response.finish_reason = answer.finish_reason

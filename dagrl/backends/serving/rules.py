@@ -1,4 +1,4 @@
-"""Rules of servers of all backends: that samples fit into them, and that new weights can reach them."""
+"""Rules of servers of all backends: samples must fit into them, and new weights must reach them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagrl.config.schema import JudgeNode, LogprobNode, RolloutNode, SamplingSpe
 
 
 class ServerRules[Spec: ServerSpec]:
-    """The servers of one engine, and where to report."""
+    """The servers of one engine, and the place for reports."""
 
     def __init__(self, check: EngineCheck[Spec]) -> None:
         self.pipeline, self.name, self.findings, self.model = check.pipeline, check.name, check.findings, check.sizes
@@ -87,7 +87,9 @@ class ServerRules[Spec: ServerSpec]:
             message = f"is from GPU to the same GPU, and `{engine.weights_from}` is on group `{trainer.group}`"
             message += "; choose broadcast, or name one group for both engines"
         elif route == "broadcast" and shared:
-            message = f"is to other GPUs than those of `{engine.weights_from}`, which shares the group; choose cuda_ipc"
+            message = (
+                f"is for other GPUs than those of `{engine.weights_from}`, which shares the group; choose cuda_ipc"
+            )
         elif route in ("cuda_ipc", "broadcast") and source.is_cpu != self.group.is_cpu:
             message = "one of the two engines has GPUs and the other has not; choose object_store"
         elif (route == "object_store" or (route == "auto" and source.is_cpu)) and engine.nodes_per_server(
@@ -100,11 +102,11 @@ class ServerRules[Spec: ServerSpec]:
             self.findings.error((*place, "route"), message, code="route-apart", depends_on=depends)
 
     def largest(self, *fields: str) -> str:
-        """The size to blame: the largest that the file says."""
+        """The size to blame: the largest size in the file."""
         return max((field for field in fields if field in self.given), key=lambda each: self.given[each], default="")
 
     def error(self, field: str, message: str, *depends_on: Place, code: str = "") -> None:
         own: Place = ("extra", "server") if field in self.engine.extra.get("server", {}) else ("server",)
         place = ("engines", self.name, *own, *([field] if field else []))
-        # One mistake in a field is enough.
+        # One problem for a field is enough.
         self.findings.error(place, message, code=code, depends_on=[place, *depends_on])

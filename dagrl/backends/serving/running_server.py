@@ -47,7 +47,7 @@ class RunningServer(ABC):
         """Whether processes that start later are ended at once."""
         self._thread = threading.Thread(target=self._live, name=title, daemon=True)
 
-    # -- what a library does in its own way
+    # -- parts that depend on the library
 
     @abstractmethod
     def _build(self) -> tuple[Any, asyncio.AbstractEventLoop]:
@@ -59,7 +59,7 @@ class RunningServer(ABC):
 
     @abstractmethod
     def _dead_process(self) -> str | None:
-        """How a process of the server has ended, if one has."""
+        """A description of a dead process of the server; None if all live."""
 
     @abstractmethod
     def _own_processes(self) -> list[psutil.Process]:
@@ -144,7 +144,7 @@ class RunningServer(ABC):
             self._loop.run_forever()
 
     def _await_start(self, timeout_s: float) -> str | None:
-        """Wait until it has started; returns why it has not. A library may wait long for a process that is dead."""
+        """Wait until it has started; returns the reason if it has not. A library may wait long for a dead process."""
         ends = time.monotonic() + timeout_s
         dead: str | None = None
         while dead is None and not self._started.done():
@@ -179,12 +179,12 @@ class RunningServer(ABC):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         ends = time.monotonic() + _END_S
-        # Multiprocessing has to reap its own processes: to it, one that another call has reaped is alive for ever.
+        # Multiprocessing must reap its own processes: a process reaped by another call stays alive for it.
         started = {process.pid: process for process in multiprocessing.active_children()}
         for process in processes:
             if process.pid in started:
                 started[process.pid].join(timeout=_END_S)
-        # Zombies hold no memory, and those of processes that this one has not started may stay.
+        # Zombies hold no memory, and zombies that are not children of this process may stay.
         while any(map(is_alive, psutil.wait_procs(processes, timeout=_POLL_S)[1])) and time.monotonic() < ends:
             pass
         # Reap those that have become zombies since.
@@ -195,7 +195,7 @@ class RunningServer(ABC):
         waiting = asyncio.all_tasks() - {asyncio.current_task()}
         for task in waiting:
             task.cancel()
-        # asyncio.wait rejects an empty set; a further machine of a server has no tasks of the library's.
+        # asyncio.wait rejects an empty set; a further machine of a server has no tasks of the library.
         if waiting:
             await asyncio.wait(waiting, timeout=_END_S)
         self._loop.stop()

@@ -42,7 +42,7 @@ class TokenScorer:
         async with self._room:
             scores = None
             while scores is None:
-                # An abort is meant for responses that the server may be sampling beside.
+                # An abort applies to responses that the server samples concurrently.
                 scores = await self._asked(tokens, len(prompt), top_k)
         check_scores(scores, response, "the server")
         return scores
@@ -73,7 +73,7 @@ def topk_columns(ids: Sequence[np.ndarray], logprobs: Sequence[np.ndarray], top_
 
 
 def check_scores(scores: ResponseScores, response: np.ndarray, who: str) -> None:
-    """Raise ServerError if `who` has not scored the tokens of `response`, each with a number."""
+    """Raise ServerError unless `who` scored exactly the tokens of `response`, each with a number."""
     if len(scores.logprobs) != len(response):
         raise ServerError(
             f"{who} has returned {len(scores.logprobs)} log-probs of a response of {len(response)} tokens"

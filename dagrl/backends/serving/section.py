@@ -16,7 +16,7 @@ from dagrl.config.schema.library_fields import add_extra
 from dagrl.config.schema.model import GroupSpec
 
 ROUTED_EXPERTS = "enable_return_routed_experts"
-"""The argument that has servers return the experts that tokens were routed to."""
+"""The argument that makes servers return the experts of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,12 @@ class ServerSlot:
     node: int
     """Index among the server's machines."""
     starts: bool
-    """Whether it is the server's first slot on that machine, whose worker starts the processes of all of them."""
+    """Whether it is the server's first slot on that machine, whose worker starts the processes of all its slots
+    there."""
 
 
 class ServerSpec(EngineSpec):
-    """Servers that generate, or compute log-probs of given tokens, as many as fit on a group."""
+    """As many servers as fit on a group, which generate or compute log-probs of given tokens."""
 
     head: Literal["lm"] = "lm"
     """Servers have the language model's head."""
@@ -42,13 +43,13 @@ class ServerSpec(EngineSpec):
     extra: dict[Literal["server"], dict[str, Any]] = Field(default_factory=dict)
     """Further arguments of the server, which are not tested with dagrl: ``extra: {server: {...}}``."""
     quantization: Literal["fp8", "fp8_per_channel"] | None = None
-    """Take the linear layers' weights in fp8, which the trainer's ranks quantise on the way, and multiply in fp8:
-    ``fp8`` has a scale for each block of 128 x 128, ``fp8_per_channel`` one for each output channel. Needs
-    ``weights_from``. The cache has an option for itself, ``server.kv_cache_dtype``."""
+    """Receive the linear layers' weights in fp8, quantised by the trainer's ranks, and multiply in fp8: ``fp8`` has a
+    scale for each block of 128 x 128, ``fp8_per_channel`` one for each output channel. Needs ``weights_from``. The
+    cache has a separate option, ``server.kv_cache_dtype``."""
     modules_to_not_convert: tuple[str, ...] = ()
     """With ``quantization``: modules that stay in bfloat16, as ``model.layers.0`` or ``down_proj``."""
     allow_untested: bool = False
-    """Start a version of the library that dagrl was not tested with. Compare its first steps with a tested one's."""
+    """Allow a version of the library that was not tested with dagrl. Compare its first steps with a tested one's."""
 
     _add_extra = model_validator(mode="after")(add_extra)
 
@@ -62,16 +63,16 @@ class ServerSpec(EngineSpec):
     context_field: ClassVar[str]
     """The field of ``server`` for the longest prompt and response."""
     scored_tokens_kept_back: ClassVar[int] = 0
-    """Tokens of that context that rows leave free whose log-probs are computed."""
+    """Tokens of that context that must stay free in rows for log-probs."""
 
     @property
     @abstractmethod
     def gpus_per_server(self) -> int:
-        """GPUs that one server takes, or CPU slots."""
+        """GPUs or CPU slots of one server."""
 
     @property
     def stages(self) -> int:
-        """Pipeline stages of a server, which take new weights one after the other."""
+        """Pipeline stages of a server, which receive new weights one after the other."""
         return 1
 
     def size(self, field: str) -> int:

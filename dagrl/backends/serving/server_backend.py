@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dagrl.backends.base import GenerateEngine
 
 _DRIVER_PATIENCE = 0.95
-"""Share of ``run.start_timeout_s`` after which the engine reports first what it has waited for."""
+"""Share of ``run.start_timeout_s`` after which the engine itself reports the reason for its wait."""
 
 
 class ServerBackend[Spec: ServerSpec](Backend[Spec]):
@@ -42,14 +42,14 @@ class ServerBackend[Spec: ServerSpec](Backend[Spec]):
         check_extra(check)
 
     def weight_reader(self, engine: Spec) -> WeightReader | None:
-        """Servers read their model's folder, quantised or not, unless ``server`` says how to read it."""
+        """Servers read their model's folder, quantised or not, unless options of ``server`` change this."""
         if engine.weights_from is not None:
             return None
         checked = not {"load_format", "quantization"} & engine.server.keys()
         return WeightReader(strict=False, quantised=True, checked=checked)
 
     def build(self, start: EngineStart) -> GenerateEngine:
-        """One slot of a server: its first worker speaks for it, the first on a further machine starts processes."""
+        """One slot of a server: its first worker represents it, the first on a further machine starts processes."""
         pipeline, ranks = start.pipeline, start.ranks
         spec = section_to_start(pipeline, start.name)
         assert isinstance(spec, self.section)

@@ -1,4 +1,4 @@
-"""Finds in the logs of a server's processes why it has failed."""
+"""Finds the reason of a server's failure in the logs of its processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PREFIX = re.compile(
     r"(?:\((?P<process>\S+ pid=\d+)\) )?"
     r"(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]+\] ?|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^]]*\] )?"
 )
-"""Prefix of a line, as the libraries of servers write it."""
+"""Prefix of a line from the libraries of servers."""
 _FRAME = re.compile(r' *File ".+", line \d+| +\[Previous line repeated ')
 _CODE = " " * 4
 """Indentation of the lines below a frame of a traceback."""

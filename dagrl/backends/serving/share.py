@@ -28,9 +28,9 @@ class ServerShare:
     start_timeout_s: float
     sleeps: bool
     adapter: SentAdapter | None = None
-    """The server has the model's weights, and takes such adapters instead of weights."""
+    """The server has the model's weights, and receives such adapters in place of weights."""
     scored_top_k: int | None = None
-    """The most candidates at each token that log-probs of given tokens are asked for with; None if none are."""
+    """Most candidates per token in requests for log-probs of given tokens; None without such requests."""
 
     @property
     def log_prefix(self) -> Path:

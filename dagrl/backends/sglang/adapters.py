@@ -34,7 +34,9 @@ def adapter_reference() -> LoRARef:
 
 
 def find_manager() -> LoRAManager:
-    """The LoRAManager of a scheduler process. SGLang gives weight loaders only the model, which does not name it."""
+    """The LoRAManager of a scheduler process. SGLang passes only the model to weight loaders, without a reference to
+    the manager.
+    """
     from sglang.srt.lora.lora_manager import LoRAManager
 
     return next(candidate for candidate in gc.get_objects() if type(candidate) is LoRAManager)
@@ -60,7 +62,7 @@ class SglangAdapters:
         if NAME in manager.lora_refs:
             _raise_unless(manager.unload_lora_adapter(reference))
         _raise_unless(manager.load_lora_adapter_from_tensors(reference, dict(tensors), config))
-        # Into the memory that the model reads; else the next request would do it.
+        # Copied to the memory that the model reads; otherwise the next request would do this.
         manager.fetch_new_loras({NAME})
 
     def are_placed(self) -> bool:
@@ -68,7 +70,7 @@ class SglangAdapters:
         return NAME in self._manager.memory_pool.uid_to_buffer_id
 
     def places(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[Place]]:
-        """Where `take` has put tensors of these names. Raises LookupError for layers of another kind."""
+        """The tensors of these names, as stored by `take`. Raises LookupError for layers of another kind."""
         pool = self._manager.memory_pool
         slot = pool.uid_to_buffer_id[NAME]
         places: dict[str, list[Place]] = {}
@@ -80,7 +82,7 @@ class SglangAdapters:
             a, b = pool.A_buffer[name][layer][slot], pool.B_buffer[name][layer][slot]
             rank, width = shapes[f"{parts[0]}.lora_A.weight"]
             heights = [shapes[f"{part}.lora_B.weight"][0] for part in parts]
-            # Which columns and rows of the whole this rank has.
+            # The columns and rows of the whole tensor on this rank.
             columns = module.slice_lora_a_weights(torch.arange(width)[None])[0]
             rows = module.slice_lora_b_weights(torch.arange(sum(heights))[:, None])[:, 0]
             begin = 0

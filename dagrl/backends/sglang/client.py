@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _FIRST, _SECOND = operator.itemgetter(0), operator.itemgetter(1)
 _LOOK_EVERY = 16
-"""Tokens after which a response is looked at for stop strings."""
+"""Number of tokens after which a response is searched for stop strings."""
 _FLUSH_S = 60.0
 """Timeout until the server is idle."""
 
@@ -52,8 +52,8 @@ _FLUSH_S = 60.0
 class Client:
     """Requests to one server.
 
-    `routing` is the number of layers and experts per token if it reports routed experts. `adapter`: what arrives in
-    place of weights. `vision` is set for a model that sees.
+    `routing` is the number of layers and experts per token if it reports routed experts. `adapter`: the adapters that
+    arrive in place of weights. `vision` is set for a vision model.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Client:
             return ServerResponse("abort", str(error), NO_TOKENS, NO_LOGPROBS, None)
         meta, sampled = answer["meta_info"], answer["output_ids"]
         reason = meta["finish_reason"]
-        # SGLang looks for them only in front of the last token that it may sample.
+        # SGLang looks for them only before the last token that it may sample.
         ends = sampled and sampled[-1] in sampling["stop_token_ids"] and not sampling["ignore_eos"]
         # One entry per token; missing for a request that was aborted in the queue.
         logprobs = meta.get("output_token_logprobs") or ()
@@ -172,7 +172,7 @@ class Client:
         scored = meta["input_token_logprobs"][1:]
         named = np.fromiter(map(_SECOND, scored), np.int64, len(scored))
         if len(named) == len(tokens) - start:
-            # SGLang writes 0 for the vocabulary's last token, whose log-prob is right.
+            # SGLang writes id 0 for the vocabulary's last token, with the right log-prob.
             last = self._manager.model_config.vocab_size - 1
             named[(named == 0) & (np.array(tokens[start:]) == last)] = last
         return ResponseScores(
@@ -183,7 +183,7 @@ class Client:
         )
 
     def _image_data(self, images: Images) -> list[dict[str, object]] | None:
-        """Images as SGLang's processor would pass them on, so that it leaves tokens and sizes as they are."""
+        """Images in the form of SGLang's processor, so that SGLang keeps tokens and sizes."""
         if not images:
             return None
         assert self._vision is not None, "images for a model of text"
@@ -195,7 +195,8 @@ class Client:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         try:
-            # Exhausted, because closing an unfinished generator takes a task, which holds SGLang's lock until then.
+            # The generator is exhausted, because closing an unfinished one takes a task, which holds SGLang's lock
+            # until then.
             adapter = NAME if self._adapter is not None else None
             asked = GenerateReqInput(rid=rid, lora_path=adapter, stream=until is not None, **request)
             answer: dict[str, Any] = {}
@@ -326,7 +327,7 @@ def _candidates(meta: Mapping[str, Any], name: str, dtype: type[np.generic]) -> 
     import pybase64
 
     raw = pybase64.b64decode(meta[f"input_top_logprobs_{name}_flat_b64"])
-    # The first token, which has no log-prob, is left out already, or has a row of its own.
+    # The first token, which has no log-prob, is already omitted or has a separate row.
     table = np.frombuffer(raw, dtype).reshape(meta["input_top_logprobs_shape"])
     return table[1 - meta["input_top_logprobs_null_prefix"] :]
 

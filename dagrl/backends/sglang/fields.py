@@ -62,7 +62,7 @@ class ServerFields(LibraryFields):
     """Default: warning."""
     attention_backend: str = UNSET
     sampling_backend: str = UNSET
-    """Default: ``fused``, dagrl's own, which draws a token and its log-prob in one pass over the vocabulary."""
+    """Default: ``fused``, dagrl's sampler, which computes a token and its log-prob in one pass over the vocabulary."""
     cuda_graph_backend_decode: _Graphs = UNSET
     cuda_graph_backend_prefill: _Graphs = UNSET
     """Default: disabled."""

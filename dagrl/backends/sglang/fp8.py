@@ -20,7 +20,7 @@ from dagrl.backends.serving.loadable import substituted
 
 
 def sent_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters that a trainer sends: all but the scales of an fp8 cache, which SGLang sets itself."""
+    """Parameters that a trainer sends: all except the scales of an fp8 cache, which SGLang sets itself."""
     return {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -38,7 +38,7 @@ def load_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> object:
 
 
 def _loadable(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, Any]]:
-    """Parameters of layers with a scale for each channel as their construction made them, in today's memory."""
+    """Parameters of layers with a scale for each channel, in their original form and current memory."""
     layer: Any
     for layer in model.modules():
         if type(getattr(layer, "scheme", None)).__name__ == "CompressedTensorsW8A8Fp8":
@@ -51,10 +51,10 @@ def _loadable(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, An
 
 @torch.no_grad()
 def restore_cache_scales(model: torch.nn.Module) -> None:
-    """Set the scales of an fp8 cache again, which a sleep drops with the weights."""
+    """Restore the scales of an fp8 cache, which a sleep drops with the weights."""
     module: Any
     for module in model.modules():
-        # None in attention whose cache is not in fp8.
+        # None if attention's cache is not in fp8.
         if getattr(module, "k_scale_float", None) is not None:
             module.k_scale.fill_(module.k_scale_float)
             module.v_scale.fill_(module.v_scale_float)

@@ -1,8 +1,8 @@
-"""Compiles SGLang's kernels side by side while a server starts.
+"""Compiles SGLang's kernels in parallel while a server starts.
 
 SGLang compiles a kernel at its first call: on a machine whose cache has none of them, one after another, about a minute
-before the first CUDA graph. For SGLang 0.5.17, whose functions have no public names. SGLang itself compiles what is not
-compiled here, and waits for what is.
+before the first CUDA graph. For SGLang 0.5.17, whose functions have no public names. SGLang itself compiles the
+remaining kernels, and waits for kernels that are being compiled here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROPE_HEADS = (64, 128, 256, 512)
 
 
 def compile_ahead(server_args: ServerArgs) -> None:
-    """Begin to compile the kernels of a model on threads; `server_args` are SGLang's. Returns at once."""
+    """Start compiling the kernels of a model on threads; `server_args` are SGLang's. Returns at once."""
     import torch
 
     if not torch.cuda.is_available():
@@ -34,7 +34,7 @@ def compile_ahead(server_args: ServerArgs) -> None:
     from sglang.kernels.jit.utils import get_jit_cuda_arch
 
     config = json.loads((Path(server_args.model_path) / "config.json").read_text())
-    # SGLang sets and removes this around each compilation, which threads must not do to each other.
+    # SGLang sets and removes this around each compilation, so concurrent threads would interfere.
     os.environ["TVM_FFI_CUDA_ARCH_LIST"] = get_jit_cuda_arch().target_name
     ranks = server_args.tp_size // (server_args.dp_size if server_args.enable_dp_attention else 1)
     dtype = getattr(torch, server_args.dtype, torch.bfloat16)
@@ -78,13 +78,13 @@ def kernels(config: Mapping[str, Any], *, ranks: int, dtype: torch.dtype, cache_
     if head_size in _ROPE_HEADS:
         rotated = int(head_size * (config.get("partial_rotary_factor") or 1))
         needed.append(partial(_jit_fused_rope_module, True, rotated, dtype, dtype))
-        # Not every model normalizes queries and keys; one compilation in vain takes no longer than the others.
+        # Not every model normalizes queries and keys; an unnecessary compilation takes no longer than the others.
         needed.append(partial(_jit_qknorm_module, head_size, dtype))
     return needed
 
 
 def all_reduce_kernels(ranks: int, dtype: torch.dtype) -> list[partial[object]]:
-    """The same of sums between ranks of a machine."""
+    """The same for sums between ranks of a machine."""
     from sglang.kernels.jit.utils import load_jit
     from sglang.kernels.ops.communication.all_reduce import get_all_reduce_module
 
@@ -108,7 +108,7 @@ def all_reduce_kernels(ranks: int, dtype: torch.dtype) -> list[partial[object]]:
 
 
 def fp8_kernels(dtype: torch.dtype) -> list[partial[object]]:
-    """The same of inputs of linear layers in fp8 with scales of blocks of 128 values."""
+    """The same for inputs of linear layers in fp8 with scales of blocks of 128 values."""
     import torch
     from sglang.kernels.jit.utils import is_arch_support_pdl
     from sglang.kernels.ops.quantization.per_token_group_quant import _jit_module
@@ -119,6 +119,6 @@ def fp8_kernels(dtype: torch.dtype) -> list[partial[object]]:
 
 
 def _compile(kernel: partial[object]) -> None:
-    # SGLang compiles it again when it needs it, and says what is wrong.
+    # SGLang compiles it again when necessary, and reports the error.
     with contextlib.suppress(Exception):
         kernel()

@@ -16,10 +16,10 @@ KEPT_BACK = 8
 of the end, as a resumed response may, and ends those that come within two."""
 
 FUSED = "fused"
-"""The `sampling_backend` that is dagrl's. ServerArgs does not have it, and would replace it on a CPU."""
+"""dagrl's `sampling_backend`. ServerArgs lacks it, and would replace it on a CPU."""
 
 SLEEPER_FRACTION = 0.8
-"""Default ``mem_fraction_static`` of a server that sleeps: SGLang would use what is free at its start, and colocated
+"""Default ``mem_fraction_static`` of a server that sleeps: SGLang would use the free memory at its start, but colocated
 engines keep some of it even while they sleep."""
 
 LARGEST_GRAPH = 512

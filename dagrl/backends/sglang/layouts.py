@@ -25,12 +25,12 @@ from dagrl.config.schema import GroupSpec, Pipeline
 _LAYOUT_FIELDS = ("pp_size", "dp_size", "ep_size", "attn_cp_size", "moe_dp_size", "enable_dp_attention")
 """Fields of ``server:`` that belong to the file's own layout."""
 _MOST_RANKS = 8
-"""Tensor-parallel ranks of a server at most."""
+"""Most tensor-parallel ranks of a server."""
 _FRACTIONS = (0.85, 0.7, 0.5, 0.3)
 """Shares of a GPU for weights and cache; the smaller ones leave memory for a trainer that stays."""
 _FRACTIONS_TO_FIT = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 _WIDEST_SERVER = 32
-"""GPUs of a server that is made to fit; more than those of a machine only if nothing less fits."""
+"""GPUs of a server that is made to fit; more than one machine's only if nothing less fits."""
 
 
 def ladders(engine: PlannedEngine[SglangEngineSpec], room: Room) -> Iterator[Ladder]:
@@ -91,7 +91,7 @@ class SglangLayout(LayoutChoice):
 
 
 ANY_LAYOUT = SglangLayout(1, 0.8)
-"""Every group can have it."""
+"""It fits every group."""
 
 
 def layouts(shapes: Sequence[ModelShape], group: GroupSpec) -> Iterator[SglangLayout]:

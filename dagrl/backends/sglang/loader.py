@@ -61,9 +61,8 @@ def _receive(model: Any, route: str, make_loader: Callable[[], Loader]) -> None:
 
 
 def renew_gates(model: torch.nn.Module) -> None:
-    """Write new weights over the float32 copies that GLM's gates made of the old ones, and read in their place.
-
-    In their memory, which captured CUDA graphs read.
+    """Overwrite the float32 copies of the weights in GLM's gates, in place, because captured CUDA graphs read their
+    memory.
     """
     copies = [
         (copied, gate.get_parameter("weight"))

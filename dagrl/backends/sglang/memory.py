@@ -29,13 +29,13 @@ _WORKING = int(2.0 * GIB)
 """Memory of passes and CUDA's part of graphs besides the other kinds, freed in a sleep. With all of the above H200s had
 1.8 GiB for 1.7B on one GPU, 3.6 for 1.7B and 8B on two, 5.5 for 8B on one."""
 _NCCL = int(0.8 * GIB)
-"""Buffers of the ranks of one server, with those of SGLang's all-reduce. A guess."""
+"""Buffers of the ranks of one server, including SGLang's all-reduce. An estimate."""
 _LEAST_CACHE_TOKENS = 16384
 """With fewer a server spends its time waiting for space in the cache."""
 
 
 def server_memory(shape: ModelShape, engine: SglangEngineSpec, gpu: Gpu | None, work: Workload) -> EngineMemory:
-    """Return the memory of a server's fullest GPU, in the first pipeline stage; without a `gpu` that of the host."""
+    """Return the memory of a server's fullest GPU, in the first pipeline stage; without a `gpu` the host's."""
     fields = engine.server
     value = 4 if fields.get("dtype", "float32" if gpu is None else "bfloat16") in ("float32", "float") else 2
     in_fp8 = engine.taken_fp8 or str(fields.get("quantization", "")).endswith("fp8")
@@ -97,7 +97,7 @@ def fraction_of(engine: SglangEngineSpec, gpu: Gpu, *, sleeps: bool) -> float:
 
 
 def cache_tokens(shape: ModelShape, engine: SglangEngineSpec, memory: EngineMemory, *, on_gpu: bool = True) -> int:
-    """Return how many tokens one server's cache holds."""
+    """Return the capacity of one server's cache in tokens."""
     per_token = cache_bytes_per_token(shape, engine, on_gpu=on_gpu)
     return memory.awake.get("cache", 0) // max(per_token, 1)
 
@@ -135,7 +135,7 @@ def _weights(shape: ModelShape, engine: SglangEngineSpec, value: int, matrices: 
             missing = math.ceil(shape.key_value_heads / split) * split - shape.key_value_heads
             attention += 2 * missing * shape.head_dim * shape.hidden
         else:
-            # The matrices that expand keys and values are there once more, laid out for decoding.
+            # The matrices that expand keys and values have a second copy, laid out for decoding.
             attention += shape.latent.key_rank * shape.heads * (shape.latent.plain_dim + shape.latent.value_dim)
         total += matrices * (attention // split + layer.mlp // tensor + layer.experts // tensor)
         total += value * layer.whole

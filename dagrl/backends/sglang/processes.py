@@ -22,7 +22,7 @@ from dagrl.imports import CODE_IS_NOT_RUN, UNUSED, import_transformers, without_
 def run_scheduler(log_prefix: Path, fused_sampler: bool, *args: Any) -> None:
     """SGLang's scheduler, which holds a part of the model; `args` are SGLang's."""
     server_args, _ports, gpu, tensor = args[:4]
-    # By their distance from the pipe: 0.5.23 passes further ranks before these.
+    # Indexed from the pipe's position, because 0.5.23 passes further ranks before these.
     pipe = next(index for index, argument in enumerate(args) if isinstance(argument, Connection))
     stage, copy = args[pipe - 2 : pipe]
     stages = f"-pp{stage}" if server_args.pp_size > 1 else ""
@@ -31,7 +31,7 @@ def run_scheduler(log_prefix: Path, fused_sampler: bool, *args: Any) -> None:
     import_transformers()
     with without_packages(*UNUSED):
         _end_with_parent()
-        # Until the process ends, because SGLang imports lazily.
+        # In effect until the process ends, because SGLang imports lazily.
         sys.modules["megatron"] = None  # type: ignore[assignment]
         if gpu == server_args.base_gpu_id:
             compile_ahead(server_args)
@@ -47,10 +47,10 @@ def run_scheduler(log_prefix: Path, fused_sampler: bool, *args: Any) -> None:
 
 
 def keep_code_out(*, trusted: bool) -> None:
-    """Let SGLang run no code of a model's folder in this process.
+    """Prevent SGLang from running code of a model's folder in this process.
 
-    It unpickles weights in an old format of PyTorch with all that they ask for, and imports the folder's Python files
-    for an architecture that it does not know, without ``trust_remote_code``.
+    It unpickles arbitrary objects in weights of an old PyTorch format, and imports the folder's Python files for an
+    architecture that it does not know, without ``trust_remote_code``.
     """
     import torch
     from sglang.srt.model_loader import weight_utils

@@ -1,6 +1,6 @@
 """A sampler for SGLang that draws tokens and their log-probs in one pass over the vocabulary.
 
-Only for requests without restrictions of what is sampled; SGLang's own does the others. For SGLang 0.5.17.
+Only for requests without restrictions of sampling; SGLang's own sampler handles the others. For SGLang 0.5.17.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def use_fused_sampler(server_args: ServerArgs) -> None:
-    """Have the model of this process sample with `FusedSampler`, in the name of the backend that does the rest."""
+    """Make the model of this process sample with `FusedSampler`, under the name of the backend that handles other
+    batches.
+    """
     register_sampler_backend(server_args.sampling_backend, FusedSampler)
 
 
@@ -59,7 +61,7 @@ class FusedSampler(Sampler):
 
 
 def _is_plain(info: SamplingBatchInfo) -> bool:
-    """Whether all rows of a batch are sampled from the whole softmax, by no seeds of their own."""
+    """Whether all rows of a batch are sampled from the whole softmax, without their own seeds."""
     restricted = info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
     special = info.sampling_seed is not None or any(info.return_sampling_masks or ())
     return not (info.is_all_greedy or restricted or special)

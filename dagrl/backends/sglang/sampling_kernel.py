@@ -1,8 +1,8 @@
 """Samples tokens from logits in one pass over the vocabulary, with their log-probs.
 
 The Gumbel-max trick (Maddison et al., "A* Sampling", 2014): the largest of ``logit + noise``, with independent Gumbel
-noise, is a sample of the softmax. The same pass sums the exponentials. Torch's functions take a pass each, a dozen of
-them for softmax, noise, maximum and logarithm.
+noise, is a sample of the softmax. The same pass sums the exponentials. Torch's functions need a dozen passes for
+softmax, noise, maximum and logarithm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 LANES = 1024
 """Columns of a quarter of a block: Philox makes four random numbers at a time."""
 _LOW = tl.constexpr(-1e30)
-"""Below all logits, and not infinite: differences with it are numbers."""
+"""Below all logits, but finite, so that differences are numbers."""
 _UNIT = tl.constexpr(2.0**-31)
 
 
@@ -87,7 +87,7 @@ def _take(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Add a column to each lane."""
     values = tl.load(logits + columns, mask=columns < vocabulary, other=_LOW).to(tl.float32) * scale
-    # Not by a maximum, which would drop what is not a number: log-probs of such a row are not numbers either.
+    # Not by a maximum, which would drop NaN: log-probs of such a row must be NaN, too.
     values = tl.where(values < _LOW, _LOW, values)
     higher = tl.maximum(highest, values)
     total = total * tl.exp(highest - higher) + tl.exp(values - higher)

@@ -16,7 +16,7 @@ class SglangEngineSpec(ServerSpec):
     """SGLang servers that generate, as many as fit on the group."""
 
     backend: Literal["sglang"]
-    """SGLang: its schedulers run in processes of their own, without an HTTP server."""
+    """SGLang: its schedulers run in separate processes, without an HTTP server."""
     server: GivenFields[ServerFields] = Field(default_factory=dict)
     """Fields of SGLang's ServerArgs. A server takes tp_size x pp_size GPUs, times dp_size without DP attention."""
 

@@ -61,7 +61,7 @@ class SglangServer(RunningServer):
         self._start(start_timeout_s, circumstances)
 
     def _build(self) -> tuple[Engine, asyncio.AbstractEventLoop]:
-        # For a model that sees, it imports all models of SGLang, the debugging tool among them.
+        # For a vision model, it imports all models of SGLang, including the debugging tool.
         with without_megatron():
             kind = _engine_class(self._log_prefix, self._fused_sampler, self._note_processes)
             keep_code_out(trusted=bool(self._arguments.get("trust_remote_code")))

@@ -1,4 +1,4 @@
-"""SGLang servers: that they fit their group, the model and each other's options, and that weights can reach them.
+"""Checks of SGLang servers: group, model and options must fit each other, and weights must reach the servers.
 
 `fields.py` has the rules for single fields. SGLang refuses most of these late, once it has loaded a model.
 """
@@ -17,7 +17,7 @@ _REPLAYABLE = {
     "pp_size": (1, "each stage of a server reports its own layers only"),
     "enable_hierarchical_cache": (False, "the host's cache loses routes"),
 }
-"""Values that fields must have for servers to report all routes, and why."""
+"""Fields -> required values for servers to report all routes, and the reason."""
 
 _WITHOUT_WINDOWS = ("mistral",)
 """Models that SGLang computes as if attention reached back to the first token."""
@@ -49,7 +49,7 @@ class _Rules(ServerRules[SglangEngineSpec]):
         return True
 
     def check_place(self) -> None:
-        """Whether whole servers fill the group, and lie well on its machines."""
+        """Whether whole servers fill the group, and divide its machines."""
         group = self.group
         if group is None:
             return
@@ -78,7 +78,7 @@ class _Rules(ServerRules[SglangEngineSpec]):
             self.error(self.largest("tp_size", "pp_size"), f"{message}; choose sizes that do", depends)
 
     def check_split(self) -> None:
-        """Whether the GPUs of a server share it out evenly."""
+        """Whether the GPUs of a server divide it evenly."""
         tensor = self.given.get("tp_size", 1)
         copies = self.given.get("dp_size", 1) if self.given.get("enable_dp_attention") else 1
         if tensor % copies:
@@ -89,7 +89,9 @@ class _Rules(ServerRules[SglangEngineSpec]):
             self.error("enable_dp_attention", removal("has no copies to spread", "set dp_size above 1"))
         for field in TAKEN_OUT_OF_TP:
             if tensor % self.given.get(field, 1):
-                message = f"is taken out of tp_size = {tensor}, which it does not divide; choose a divisor of {tensor}"
+                message = (
+                    f"is a subdivision of tp_size = {tensor}, but does not divide it; choose a divisor of {tensor}"
+                )
                 self.error(field, message, (*self.place, "tp_size"))
                 return
         context = self.given.get("attn_cp_size", 1)
@@ -105,11 +107,11 @@ class _Rules(ServerRules[SglangEngineSpec]):
             message = f"does not divide the model's {model.experts.name}, {model.experts.value}"
             self.error("ep_size", f"{message}; choose a divisor of it", ("model",))
         if model.layers and self.given.get("pp_size", 1) > model.layers.value:
-            message = f"the model has only {model.layers.value} layers; choose at most so many stages"
+            message = f"the model has only {model.layers.value} layers; choose at most that many stages"
             self.error("pp_size", message, ("model",))
 
     def _check_expert_split(self, tensor: int, context: int) -> None:
-        """SGLang's rules for copies of all experts, each shared out over a part of a server's GPUs."""
+        """SGLang's rules for copies of all experts, each divided over a part of a server's GPUs."""
         copies, experts = self.given.get("moe_dp_size", 1), self.given.get("ep_size", 1)
         if copies == 1:
             return
@@ -160,19 +162,19 @@ class _Rules(ServerRules[SglangEngineSpec]):
         model = self.model
         if not model.traits.serves_dense_layers and model.dense_width is not None:
             message = (
-                f"SGLang puts experts into every layer of a {model.family}, and some layers of this one have none; "
+                f"SGLang puts experts into every layer of a {model.family}, but some layers of this model have none; "
                 "take a model without mlp_only_layers and with decoder_sparse_step 1, or sample with hf"
             )
             self.findings.error(("engines", self.name, "backend"), message, depends_on=[("model",)])
         if model.mixture is False and self.given.get(ROUTED_EXPERTS):
-            self.error(ROUTED_EXPERTS, removal("is about experts, and the model has none"), ("model",))
+            self.error(ROUTED_EXPERTS, removal("is an option for experts, but the model has no experts"), ("model",))
         chunk = self.given.get("chunked_prefill_size")
         if chunk is not None and chunk <= 0 and (self.given.get(ROUTED_EXPERTS) or self.replays_routes):
             message = removal("SGLang crashes when it reports the routes of a long prompt that is not chunked")
             self.error("chunked_prefill_size", message)
 
     def check_routes(self) -> None:
-        """Whether all routes are reported, where a trainer replays them."""
+        """Whether all routes are reported, if a trainer replays them."""
         if not self.replays_routes:
             return
         trainer = next(name for name, engine in self.pipeline.engines.items() if engine.replays_routes)

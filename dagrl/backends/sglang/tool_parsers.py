@@ -14,13 +14,13 @@ from dagrl.model_files.library_classes import source_of
 
 _PARSERS = "srt/function_call/function_call_parser.py"
 _AROUND = {"gpt-oss": ("<|start|>assistant", "<|call|>")}
-"""What the prompt ends with, and the end token of a call, where a parser looks for them."""
+"""End of the prompt, and end token of a call, for parsers that look for them."""
 _CALL_ID = re.compile(r"\[CALL_ID\](\w+)")
 _KIMI_ID = re.compile(r"<\|tool_call_begin\|>\s*([\w.-]+:\d+)")
 
 
 def parser_names() -> Iterator[str]:
-    """Names of the parsers, read from SGLang's source as text; none if it is not installed."""
+    """Names of the parsers, read from SGLang's source as text; empty if it is not installed."""
     source = source_of("sglang", _PARSERS)
     for node in ast.walk(ast.parse(source)) if source else ():
         match node:
@@ -65,7 +65,7 @@ def tool_parser(name: str, schemas: Sequence[Mapping[str, Any]]) -> Parser:
 
 
 def _ids(text: str) -> list[str]:
-    """Ids that the policy has given its calls: newer and older models of Mistral, and Kimi."""
+    """Ids that the policy gives its calls: newer and older models of Mistral, and Kimi."""
     if marked := _CALL_ID.findall(text) or _KIMI_ID.findall(text):
         return marked
     listed = text.partition("[TOOL_CALLS]")[2].lstrip()

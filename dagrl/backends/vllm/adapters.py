@@ -25,7 +25,7 @@ def least_rank(rank: int) -> int:
 
 
 def adapter_request() -> LoRARequest:
-    """The name of the adapter in a request. Its path is never read: the adapter is there before any request."""
+    """The name of the adapter in a request. Its path is never read: the adapter is loaded before any request."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest("policy", _ID, "sent-by-the-trainer")
@@ -68,7 +68,7 @@ class VllmAdapters:
         return _ID in self._manager.lora_index_to_id
 
     def places(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[Place]]:
-        """Where `take` has put tensors of these names. Raises LookupError for layers of another kind."""
+        """The tensors of these names, as stored by `take`. Raises LookupError for layers of another kind."""
         slot = self._manager.lora_index_to_id.index(_ID)
         places: dict[str, list[Place]] = {}
         for path, module in self._manager.modules.items():
@@ -80,7 +80,7 @@ class VllmAdapters:
             columns = [torch.arange(width)[None] for (_, width), _ in sizes]
             rows = [torch.arange(height)[:, None] for _, (height, _) in sizes]
             if module.tp_size > 1:
-                # Which columns and rows of the whole this rank has.
+                # The columns and rows of the whole tensor on this rank.
                 columns = module.slice_lora_a(columns) if len(parts) > 1 else [module.slice_lora_a(columns[0])]
                 rows = module.slice_lora_b(rows) if len(parts) > 1 else [module.slice_lora_b(rows[0])]
             for index, part in enumerate(parts):

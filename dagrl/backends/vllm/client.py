@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class Client:
     """Requests to `engine`.
 
-    `keeps_weights`: whether a sleep must keep them. `adapter`: what arrives in their place. `vision` is set for a model
-    that sees.
+    `keeps_weights`: whether a sleep must keep them. `adapter`: the adapters that arrive in their place. `vision` is set
+    for a vision model.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Client:
         self._tasks: set[asyncio.Task[None]] = set()
         self._paused = False
         self.heard = time.time()
-        """When the engine sent something last."""
+        """Time of the engine's last message."""
 
     @property
     def _copies(self) -> int:
@@ -207,21 +207,21 @@ class Client:
     async def update(self, payload: bytes, version: int, *, flush: bool) -> None:
         if flush:
             await self._engine.reset_prefix_cache()
-        # A copy that takes weights would wait for one that steps, and that one for it.
+        # A copy that receives weights and a copy that steps would wait for each other.
         pauses = self._copies > 1 and not self._paused
         if pauses:
             await self.pause()
         alpha = self._adapter and self._adapter.alpha
         await self._engine.collective_rpc("dagrl_update_weights", args=(payload.decode(), alpha))
         if self._vision is not None:
-            # vLLM keeps what the tower made of images, and would give it to later requests with the same images.
+            # vLLM caches the tower's outputs, and would reuse them for later requests with the same images.
             await self._engine.reset_encoder_cache()
         if pauses:
             await self.go_on()
         self.heard = time.time()
 
     async def release(self, kinds: Sequence[str]) -> None:
-        """See `ServerClient.release`. vLLM frees both kinds together; weights that have to stay come back at once."""
+        """See `ServerClient.release`. vLLM frees both kinds together; weights that must stay are restored at once."""
         both = "weights" in kinds
         await self._engine.sleep(level=2 if both and not self._keeps_weights else 1, mode="abort")
         self._paused = True
@@ -255,7 +255,7 @@ def unexpanded(tokens: Sequence[int], images: Images, settings: ImageSettings) -
         elif left:
             left -= 1
         else:
-            # What a response has sampled stays.
+            # Tokens of a response are kept.
             left = next(counts, 1) - 1
             kept.append(token)
     return kept

@@ -60,7 +60,7 @@ class VllmEngine(ServerEngine[VllmEngineSpec]):
 
 
 def _set_environment(spec: VllmEngineSpec, share: ServerShare) -> None:
-    """Set what vLLM has no arguments for."""
+    """Set options for which vLLM has no arguments."""
     if not share.gpus:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(CPU_CACHE_GIB))
         # Ray assigns the cores.
@@ -69,8 +69,8 @@ def _set_environment(spec: VllmEngineSpec, share: ServerShare) -> None:
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     if share.ranks.master_port and spec.attention_copies == 1:
-        # vLLM's processes meet there seconds after it has chosen the port. By itself it would choose one that an
-        # outgoing connection may take in between. Copies of attention meet at several ports.
+        # vLLM's processes meet there seconds after it has chosen the port. vLLM's default choice could be taken by an
+        # outgoing connection in between. Copies of attention meet at several ports.
         os.environ["VLLM_PORT"] = str(share.ranks.master_port)
     if spec.taken_fp8 is not None:
         # DeepGEMM's kernels round scales to powers of two when they load; an update in place would not.
@@ -85,12 +85,12 @@ def engine_arguments(spec: VllmEngineSpec, share: ServerShare, folder: Path) -> 
     if adapter is not None:
         defaults |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": least_rank(adapter.rank)}
     if spec.taken_fp8 is not None:
-        # Others lay the weights of experts out anew when they load.
+        # Other kernels change the layout of expert weights when they load.
         defaults["moe_backend"] = "triton"
     if share.scored_top_k is not None:
         defaults["max_logprobs"] = max(share.scored_top_k, _LOGPROBS)
         if on_gpus:
-            # vLLM has the logits of all tokens of a batch in memory, which it has not left room for.
+            # vLLM holds the logits of all tokens of a batch in memory, without reserving room for them.
             defaults["max_num_batched_tokens"] = _SCORED_TOKENS
     trained = spec.weights_from is not None and adapter is None
     return (

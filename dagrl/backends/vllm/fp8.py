@@ -2,8 +2,8 @@
 
 After loading, vLLM replaces parameters of quantised layers by plain ones, which its loaders do not recognise. The
 kernels that `engine.py` chooses keep memory, dtype and shape, or transpose the weights without a copy, so that new
-weights can be written in place through parameters as they were before (`vllm.model_executor.model_loader.reload` has
-recorded those).
+weights can be written in place through parameters as they were before (recorded by
+`vllm.model_executor.model_loader.reload`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ _SCALES = tuple(f"weight{suffix}" for suffix in SCALE_SUFFIXES.values())
 
 
 def keep_cache_scales() -> None:
-    """Have the scales of an fp8 cache stay 1 where no checkpoint is read, in a process that has loaded no model.
-
-    vLLM would take random numbers, with which it fills all that a checkpoint may have.
+    """Keep the scales of an fp8 cache at 1 if no checkpoint is read; called before a model is loaded. vLLM would use
+    random numbers, with which it fills all tensors of a checkpoint.
     """
     from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
     from vllm.model_executor.layers.quantization.fp8 import Fp8Config
@@ -40,7 +39,7 @@ def keep_cache_scales() -> None:
 def _without_cache_scales(
     choose: Callable[[QuantizationConfig, torch.nn.Module, str], object],
 ) -> Callable[[QuantizationConfig, torch.nn.Module, str], object]:
-    """A method that does for layers what `choose` does, and nothing for attention."""
+    """A method that applies `choose` to layers, and does nothing for attention."""
     from vllm.config import get_current_vllm_config
     from vllm.model_executor.layers.attention import Attention
 
@@ -53,13 +52,13 @@ def _without_cache_scales(
 
 
 def load_weights(model: VllmModel, weights: Iterable[tuple[str, Tensor]]) -> object:
-    """Load `weights` with the model's own loader. Raises ValueError if a kernel has another layout than the weights."""
+    """Load `weights` with the model's own loader. Raises ValueError if a kernel's layout differs from the weights'."""
     with substituted(_loadable(model)):
         return model.load_weights(weights)
 
 
 def _loadable(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
-    """Parameters of quantised layers with the classes, loaders and shapes of their construction, in today's memory."""
+    """Parameters of quantised layers with their original classes, loaders and shapes, in current memory."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 

@@ -7,13 +7,13 @@ from dagrl.backends.planning.planned_engine import PlannedEngine
 from dagrl.backends.vllm.section import CPU_CACHE_GIB, VllmEngineSpec, utilization_of
 
 _RUNTIME = CONTEXT + 3 * GIB
-"""CUDA's context, libraries, activations and graphs; half of it stays in a sleep, as seen with 1.7B on an H200."""
+"""CUDA's context, libraries, activations and graphs; half of it stays in a sleep, measured with 1.7B on an H200."""
 _LEAST_CACHE_TOKENS = 16384
 """With fewer a server spends its time waiting for space in the cache."""
 
 
 def server_memory(engine: PlannedEngine[VllmEngineSpec]) -> EngineMemory:
-    """Return the memory of a server's fullest GPU; without a GPU that of the host."""
+    """Return the memory of a server's fullest GPU; without a GPU the host's."""
     shape, spec, sleeps = engine.shape, engine.spec, engine.executor.sleeps
     if engine.gpu is None:
         weights = 4 * shape.parameters

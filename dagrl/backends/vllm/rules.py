@@ -1,4 +1,4 @@
-"""Rules of vLLM servers: that they fit their group and the model, and that samples fit into them."""
+"""Rules of vLLM servers: they must fit their group and the model, and samples must fit into them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dagrl.config.errors import removal
 from dagrl.config.schema import RolloutNode
 
 _LEAST_TEMPERATURE, _LARGEST_TEMPERATURE = 0.01, 2.0
-"""Between which vLLM samples: it raises lower ones and refuses higher ones."""
+"""Range of temperatures in which vLLM samples: it raises lower ones and refuses higher ones."""
 
 
 def check_servers(check: EngineCheck[VllmEngineSpec]) -> None:
@@ -19,13 +19,15 @@ def check_servers(check: EngineCheck[VllmEngineSpec]) -> None:
     _check_place(rules)
     rules.check_heads("tensor_parallel_size", engine.tensor_size)
     if check.sizes.mixture is False:
-        message = "is for the copies of attention in a mixture of experts, and the model has none; remove it: each"
+        message = (
+            "is for the copies of attention in a mixture of experts, but the model has no experts; remove it: each"
+        )
         if engine.attention_copies > 1:
             message += " further server is a copy anyway"
             rules.error("data_parallel_size", message, ("model",), code="no-experts")
         for field in ("enable_expert_parallel", ROUTED_EXPERTS):
             if engine.server.get(field):
-                message = removal("is about experts, and the model has none")
+                message = removal("is an option for experts, but the model has no experts")
                 rules.error(field, message, ("model",), code="no-experts")
     for sample in rules.longest():
         rules.check_room("max_model_len", engine.server.get("max_model_len"), sample[0], sample)
@@ -61,9 +63,9 @@ def _check_temperatures(rules: ServerRules[VllmEngineSpec]) -> None:
 
 
 def _warn_of_truncation(rules: ServerRules[VllmEngineSpec]) -> None:
-    """Warn of log-probs of training that are not those of the trainer's distribution.
+    """Warn of log-probs in training that belong to another distribution than the trainer's.
 
-    vLLM computes log-probs before temperature or after truncation; training needs those between the two.
+    vLLM computes log-probs before temperature or after truncation; training needs log-probs between the two.
     """
     rollouts = [name for name, node in rules.nodes() if isinstance(node, RolloutNode)]
     samplings = [pair for name in rollouts for pair in rules.pipeline.samplings(name, validated=False).items()]

@@ -38,7 +38,7 @@ class VllmServer(RunningServer):
         super().__init__(f"vLLM server {name}", ServerLogs(log.parent, log.name))
         self._arguments, self._log = dict(arguments), log
         self._others = set(_children())
-        """Processes that are not this server's."""
+        """Processes that do not belong to this server."""
         self._cores: set[BaseProcess] = set()
         """Engine cores, which compute: the processes that vLLM starts through multiprocessing."""
         self._other_cores = set(multiprocessing.active_children())
@@ -72,7 +72,7 @@ class VllmServer(RunningServer):
 
     def _cause(self, failure: BaseException) -> str:
         if isinstance(failure, ValidationError):
-            # pydantic, which checks vLLM's arguments, adds all of its input.
+            # pydantic, which checks vLLM's arguments, adds its whole input.
             return "; ".join(error["msg"] for error in failure.errors())
         if not str(failure).startswith(_CORE_FAILED):
             # vLLM ends its cores after such a failure, too.
@@ -81,7 +81,7 @@ class VllmServer(RunningServer):
         return f"its process {dead}" if dead else "its engine core has ended"
 
     def _dead_process(self) -> str | None:
-        """See `RunningServer`. vLLM itself watches an engine core only until that says that it is ready."""
+        """See `RunningServer`. vLLM itself watches an engine core only until the core is ready."""
         if not self._watched:
             self._cores |= set(multiprocessing.active_children()) - self._other_cores
         for core in self._cores:

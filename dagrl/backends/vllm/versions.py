@@ -21,7 +21,7 @@ TESTED = LibraryVersions(
 
 
 def keep_routes() -> None:
-    """Have vLLM 0.26.0 keep the experts of a response, also when its last outputs wait together for their reader.
+    """Make vLLM 0.26.0 keep the experts of a response when its last outputs wait together for their reader.
 
     It merges outputs that have not been read (``RequestOutput.add``), but not their experts, which a busy process would
     lose: https://github.com/vllm-project/vllm/pull/37094.
@@ -81,7 +81,7 @@ def _prepare_experts() -> None:
 
 
 def _prepare_experts_of_0_26() -> None:
-    """Have experts keep their weights on CPUs without AMX, too, and layers record the experts that they choose.
+    """Make experts keep their weights also on CPUs without AMX, and layers record their chosen experts.
 
     This version records the choice of its router, which CPUs do not use.
     """

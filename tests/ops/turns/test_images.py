@@ -69,5 +69,5 @@ def test_images_are_resized_as_the_model_sees_them() -> None:
 
     answer = message(SETTINGS)
     assert (answer.text, [image.shape for image in answer.images]) == ("ab", [(8, 16, 3)])
-    with pytest.raises(ValueError, match="answers with an image, and prompts have none"):
+    with pytest.raises(ValueError, match="answers with an image, but prompts have no images"):
         message(None)

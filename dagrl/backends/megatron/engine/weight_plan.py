@@ -129,14 +129,14 @@ def part_of(tensor: PlannedTensor) -> int:
 
 
 def owner_of(tensor: PlannedTensor) -> int:
-    """The first rank that holds a part of it, by `distributed.RANK_ORDER`: its sender if all owners send at once."""
+    """The first rank that holds a part of it, by `distributed.RANK_ORDER`, its sender if all owners send at once."""
     ranks_of_stage = dist.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
     first = (tensor.expert_rank or 0) * parallel_state.get_expert_tensor_parallel_world_size()
     return int(tensor.stage * ranks_of_stage + first)
 
 
 def _named_tensors(model: MegatronModule) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Parameters and buffers (then True) by the whole model's names, whatever the names in this chunk."""
+    """Parameters and buffers (then True) by the whole model's names, independent of the names in this chunk."""
     layers = getattr(model.decoder, "layers", ())
     numbers = [layer.layer_number - 1 for layer in layers]
     first_expert = 0
@@ -144,7 +144,7 @@ def _named_tensors(model: MegatronModule) -> Iterator[tuple[str, torch.Tensor, b
         first_expert = parallel_state.get_expert_model_parallel_rank() * _experts_of_a_rank(model.config)
     for buffer, named in ((False, model.named_parameters()), (True, model.named_buffers())):
         for name, tensor in named:
-            # A layer with an adapter holds the module that it wraps under this name.
+            # A layer with an adapter stores the wrapped module under this name.
             name = name.replace(".to_wrap.", ".")
             if layer := _LAYER.fullmatch(name):
                 rest = _global_expert(layer[2], first_expert)
@@ -170,7 +170,7 @@ def _stages_of_layers(config: TransformerConfig) -> dict[int, int]:
     layout = config.pipeline_model_parallel_layout
     stages: dict[int, int] = {}
     if layout is not None:
-        # Megatron's functions answer for the calling rank only here. Its list goes by pipeline rank, then by chunk.
+        # Megatron's functions cover the calling rank only. Its list is ordered by pipeline rank, then by chunk.
         order = [(stage, chunk) for chunk in range(virtual or 1) for stage in range(size)]
         for stage, chunk in order:
             for _ in range(layout.layout[stage][chunk].count(LayerType.decoder)):

@@ -1,4 +1,4 @@
-"""Activations: what a forward pass keeps for the backward pass, layer by layer, and what both need while they run.
+"""Activations: tensors that a forward pass keeps for the backward pass, layer by layer, and temporary tensors of both.
 
 Counted as in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), for the layers that
 Megatron builds with Transformer Engine: rows are packed, fused attention keeps no scores, a gated MLP has three
@@ -16,8 +16,8 @@ from dagrl.backends.megatron.planning.stages import Stage
 from dagrl.backends.megatron.section import MegatronEngineSpec
 
 _UNEVEN_EXPERTS = 1.25
-"""Tokens of the fullest expert-parallel rank over their mean: routers without a balancing loss favour some experts. A
-guess: it depends on the model."""
+"""Tokens of the fullest expert-parallel rank over their mean: routers without a balancing loss favour some experts. An
+estimate: it depends on the model."""
 _RECOMPUTED: dict[str, tuple[str, ...]] = {
     "core_attn": (),
     "layernorm": ("attention norm", "mlp norm"),
@@ -27,8 +27,8 @@ _RECOMPUTED: dict[str, tuple[str, ...]] = {
     "shared_experts": ("mlp up", "mlp act"),
     "mla_up_proj": ("attention norms", "queries", "keys", "values"),
 }
-"""Megatron's ``recompute_modules`` -> parts of a layer that are not kept. Fused attention keeps nothing that
-recomputing would save."""
+"""Megatron's ``recompute_modules`` -> parts of a layer that are not kept. Recomputing fused attention saves no
+memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def stage_activations(
 ) -> StageActivations:
     """Count micro-batches of `tokens`, padding included, over all context-parallel ranks.
 
-    `copied_keys` is how many more keys than tokens attention reads, where rows share prefixes.
+    `copied_keys` is the number of keys in excess of tokens that attention reads if rows share prefixes.
     """
     own = tokens / engine.parallel.cp
     copied = copied_keys * _key_bytes(shape, engine, on_gpu=on_gpu)
@@ -104,7 +104,7 @@ class _Layer:
     """The parts that are not recomputed."""
     forward: float
     backward: float
-    """Gradients that live together during the backward pass of the widest part of the layer."""
+    """Gradients that exist at the same time in the backward pass of the widest part of the layer."""
 
     @staticmethod
     def of(shape: ModelShape, engine: MegatronEngineSpec, index: int, copied: float, *, on_gpu: bool) -> _Layer:
@@ -164,7 +164,7 @@ def _grouped_attention(shape: ModelShape, tensor: int) -> dict[str, float]:
 
 
 def _latent_attention(shape: ModelShape, tensor: int) -> dict[str, float]:
-    """Count the same for latent attention: each rank compresses, and keeps that before and after the norm."""
+    """Count the same for latent attention: each rank computes the latents, and keeps them before and after the norm."""
     assert shape.latent is not None
     sizes, heads = shape.latent, shape.heads / tensor
     return {
@@ -191,7 +191,7 @@ def _mlp(shape: ModelShape, engine: MegatronEngineSpec, index: int, value: int) 
         yield "mlp act", experts.shared_width / tensor * value
     # Scores, probabilities, and the choice of experts: float32 for every expert.
     yield "router", 4 * 4 * experts.count / tensor
-    # A rank's share of the tokens, once for each chosen expert. Expert-tensor-parallel ranks have each other's too.
+    # A rank's share of the tokens, once for each chosen expert. Expert-tensor-parallel ranks also hold each other's.
     choices = experts.chosen / tensor * (_UNEVEN_EXPERTS if sizes.ep > 1 else 1)
     yield "experts in", choices * sizes.etp * shape.hidden * value
     yield "experts up", choices * 2 * experts.width * value

@@ -1,7 +1,7 @@
 """Seconds of a Megatron engine: its passes, its optimizer, and its moves between GPU and host; and its communicators.
 
-NCCL connects a communicator when its ranks first meet in it. The counts of groups are those that the engine was seen to
-use in each layout. An engine that closes them when it sleeps connects again those of its passes and updates.
+NCCL connects a communicator when its ranks first meet in it. The counts of groups were observed in each layout. An
+engine that closes them when it sleeps reconnects the groups of its passes and updates.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def groups_of_update(shape: ModelShape, parallel: ParallelSpec, ranks: int) -> i
     if shape.experts is None:
         sizes.append(replicas)  # The divisor of the loss. The replicas of a mixture have met in the pass.
     elif parallel.etp != parallel.tp or parallel.ep > 1:
-        # Other ranks hold the same experts than hold the same of the rest, so Megatron has a group for each.
+        # The ranks with the same experts differ from the ranks with the same other parameters, so Megatron has a group
+        # for each.
         sizes.append(ranks // stages // parallel.expert_ranks)
     return _shared(sizes)
 
@@ -86,7 +87,7 @@ _DOWN_S = 0.06
 _DOWN_OF_SEVERAL_S = 0.15
 """The same for the slower of two ranks: 0.15 s on average of 16 sleeps in eight runs (0.07 to 0.31)."""
 _SLEEP_S = 0.01
-"""The same from there to asleep."""
+"""The same from weights alone to asleep."""
 _OPEN_S = 0.02
 """Several ranks wake: groups are created; communicators connect in the first task."""
 
@@ -148,7 +149,7 @@ class MegatronCosts(EngineCosts):
 
     @property
     def swap_s(self) -> float:
-        """None with adapters, without which the model is that of the start."""
+        """None with adapters, because the model without them has its start weights."""
         return 0.0 if self.engine.spec.lora else super().swap_s
 
     def reconnect_s(self, *, updates: bool) -> float:
@@ -164,7 +165,7 @@ class MegatronCosts(EngineCosts):
 
     @property
     def owned_share(self) -> float:
-        """The first tensor-parallel rank of a stage, or of experts, has the parts of the others too."""
+        """The first tensor-parallel rank of a stage, or of experts, also holds the parts of the others."""
         return min(1.0, (1 - self.gathered_share) * self.engine.spec.parallel.tp)
 
     @property
@@ -183,7 +184,7 @@ class MegatronCosts(EngineCosts):
         ranks = self.engine.group.ranks
         if residency is Residency.WEIGHTS:
             return trainer_down_seconds(state, self.device, ranks=ranks)
-        # An engine that sends weights within its own group has left all but its weights before the sync.
+        # An engine that sends weights within its own group has freed all but its weights before the sync.
         moved = weights + (0.0 if self._sends_at_home else state)
         return trainer_sleep_seconds(moved, self.device, closing=self._closing)
 
@@ -231,5 +232,5 @@ def trainer_sleep_seconds(kept: float, device: DeviceRates, *, closing: int) -> 
 
 
 def trainer_wake_seconds(kept: float, device: DeviceRates, *, closed: int) -> float:
-    """Return the seconds in which a trainer comes back, without the communicators that `closed` ranks have closed."""
+    """Return the seconds in which a trainer wakes, without reconnecting communicators that `closed` ranks closed."""
     return kept / device.from_host + (_OPEN_S if device.is_gpu and closed > 1 else 0.0)

@@ -3,7 +3,8 @@
 Matrix products run at the rate of `device`, slower with few tokens or narrow matrices, and never faster than their
 weights are read; attention by the squares of the rows' lengths; norms, rotary embedding, activation and residuals by
 the bytes that they move. Tensor parallelism has four collectives each way (arXiv 2205.05198, section 4.2), context
-parallelism a ring of keys and values behind attention. Below some thousands of tokens a layer waits for the host.
+parallelism a ring of keys and values hidden behind attention. Below some thousands of tokens a layer waits for the
+host.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ _LAUNCHES_S = {"dense": (1.5e-3, 2.0e-3), "mixture": (1.8e-3, 2.2e-3)}
 _EXPERT_LAUNCHES_S = (0.31e-3, 0.5e-3)
 """Host time for each expert of a rank, whose products and gradients are launched one by one. Six layers of 30B-A3B, 64
 experts a rank, took 28 ms each forward and 43 backward; all 48, with half as many experts and tokens a rank and a
-second forward pass, 45 ms in all. GPUs would need a third of that. That the host is the cause is concluded: times vary
-by a third, and bare Megatron, whose permutations are fused, takes as long."""
+second forward pass, 45 ms in all. GPUs would need a third of that. The host as the cause is an inference: times vary by
+a third, and bare Megatron, with fused permutations, takes as long."""
 _COLLECTIVE_LAUNCH_S = 0.5e-3
 """Host time for each collective of tensor parallelism, in which ranks wait for the slowest process: a layer of 1.7B
 with TP2 and 16k tokens took 3.1 ms forward, and 4.7 on a busier host; the GPUs need 2.2."""
 _ROUNDING_LAUNCHES_S = 0.5e-3
 """Host time to round inputs and weights of a layer to fp8. With that of `_SCALED_TOGETHER` a layer of 8B with TP2 waits
-some 5 ms for the host; that the rounding takes this part of it is not measured."""
+some 5 ms for the host; the share of the rounding in this is not measured."""
 _SCALED_TOGETHER = 2
 """Inputs of a layer whose scale of the whole tensor is agreed on by tensor-parallel ranks."""
 
@@ -84,7 +85,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """The part of a layer's forward pass that runs again before its backward pass."""
+    """The part of a layer's forward pass that is recomputed before its backward pass."""
 
     whole: float = 0.0
     """Share of the layers that are recomputed as a whole."""
@@ -102,12 +103,12 @@ class LayerSeconds:
     per_node: int
     recompute: Recompute = field(default_factory=Recompute)
     frozen: bool = False
-    """Whether the matrices have no gradients, as below adapters, whose own time is not counted."""
+    """Whether the matrices are frozen, as with adapters, whose own time is not counted."""
     fp8: str | None = None
-    """The recipe, if linear layers are multiplied in fp8, for which their inputs are rounded."""
+    """The recipe, if linear layers are multiplied in fp8."""
 
     def of(self, pack: Pack, layer: int) -> Seconds:
-        """Return the seconds of that layer on one of the ranks that share it."""
+        """Return the seconds of the layer on one of the ranks that share it."""
         mixture = self.shape.is_mixture(layer)
         products = self._attention_products(pack) + self._mlp_products(pack, mixture)
         attention, moved = self._attention(pack), self._moved(pack, mixture)
@@ -119,7 +120,7 @@ class LayerSeconds:
         forward = self._beside(work, to_launch)
         backward = products * self._backward_products + moved * _BACKWARD_BYTES + reduced + exchanged
         backward += max(attention * _BACKWARD_ATTENTION, 2 * ring)
-        # A host that a forward pass waits for catches up in the backward pass.
+        # If a forward pass waits for the host, the host catches up in the backward pass.
         backward = self._beside(work + backward, to_launch + to_launch_back) - forward
         again = self.recompute.whole * forward
         if not self.recompute.whole:

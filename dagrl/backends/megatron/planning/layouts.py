@@ -1,8 +1,8 @@
-"""Changes of Megatron engines: remedies that take less memory, and layouts that a search tries.
+"""Changes of Megatron engines: remedies that reduce memory, and layouts that a search tries.
 
-A search has thousands of layouts, so a choice changes a pipeline directly; its overrides mean the same. Layouts that
-hardly ever pay are left out: tensor parallelism across machines, more context-parallel ranks than rows are long for,
-pipeline stages without micro-batches for them, more replicas than an optimizer step has rows.
+A search has thousands of layouts, so a choice changes a pipeline directly; its overrides are equivalent. Layouts that
+rarely pay off are omitted: tensor parallelism across machines, more context-parallel ranks than long rows need, more
+pipeline stages than micro-batches, more replicas than rows of an optimizer step.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _RECOMPUTE: Mapping[str, MegatronFields] = {
     "full": _FULL_RECOMPUTE,
 }
 RECOMPUTE = tuple(_RECOMPUTE)
-"""Names of what is recomputed, from the fastest to the smallest."""
+"""Names of recomputation settings, from the fastest to the smallest."""
 _CHOSEN_FIELDS = (*_FULL_RECOMPUTE, "recompute_modules", *_LAYOUT_FIELDS)
 _TOKENS_OF_CONTEXT_RANK = 8192
 """Rows with fewer tokens for each context-parallel rank are not worth splitting."""
 _MOST_RANKS = 8
-"""Tensor-parallel or context-parallel ranks at most."""
+"""Most tensor-parallel or context-parallel ranks."""
 _CHUNKS = (None, 2, 4)
 _BUDGETS = (8192, 16384, 32768, 65536)
 """Tokens of a micro-batch."""
@@ -53,7 +53,7 @@ _BUDGETS = (8192, 16384, 32768, 65536)
 
 @dataclass(frozen=True, slots=True)
 class MegatronLayout(LayoutChoice):
-    """A layout of the engines that train, and what they do to fit."""
+    """A layout of trained engines, with their measures to save memory."""
 
     parallel: ParallelSpec
     recompute: str = "none"
@@ -112,11 +112,11 @@ class MegatronLayout(LayoutChoice):
 
 
 ANY_LAYOUT = MegatronLayout(ParallelSpec())
-"""Every group can have it."""
+"""It fits every group."""
 
 
 def ladders(engine: PlannedEngine[MegatronEngineSpec], room: Room) -> Iterator[Ladder]:
-    """Yield ways to take less memory, those that cost the least time first."""
+    """Yield ways to reduce memory, the fastest first."""
     spec, shape = engine.spec, engine.shape
     sizes = spec.parallel
 

@@ -1,4 +1,4 @@
-"""Memory of a Megatron engine: weights, gradients and optimizer of its ranks, and what its passes need besides."""
+"""Memory of a Megatron engine: weights, gradients and optimizer of its ranks, and activations of its passes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dagrl.backends.planning.memory import CONTEXT, GIB, EngineMemory, Kind
 from dagrl.backends.planning.planned_engine import Workload
 
 _KERNELS = int(0.24 * GIB)
-"""Code and workspaces that stay in a sleep, besides the bare context; measured on H200s."""
+"""Code and workspaces that stay in a sleep, in addition to the bare context; measured on H200s."""
 _KERNELS_OF_SEVERAL = int(0.3 * GIB)
-"""In addition with several ranks, NCCL's code among it; measured on H200s: 0.27 to 0.38 GiB."""
+"""In addition with several ranks, including NCCL's code; measured on H200s: 0.27 to 0.38 GiB."""
 _UNUSABLE = 0.05
-"""Share of activations: blocks of torch's allocator that no later tensor fits into. A guess."""
+"""Share of activations that is lost in blocks of torch's allocator into which no later tensor fits. An estimate."""
 _LOGIT_CHUNK = 2**27
 """Logits of a chunk if they are never whole; see `dagrl.backends.megatron.engine.logprob`."""
 _CHUNKS_ONCE = 5
 """Chunks in a product if logits are computed once, overwritten by their gradients (`engine.linear_loss`)."""
 _CHUNKS_TWICE = 2
-"""The same if they are computed again for their gradients, and where there are none."""
+"""The same if they are recomputed for their gradients, and without gradients."""
 
 _SYNC = "sync"
 
@@ -100,7 +100,9 @@ class _Rank:
         )
 
     def _copied_keys(self, tokens: int) -> float:
-        """Return how many more keys than tokens attention reads: each response has a copy of a shared prompt's keys."""
+        """Return the number of keys in excess of tokens that attention reads: each response has a copy of a shared
+        prompt's keys.
+        """
         work = self.work
         response = work.row_tokens - work.prompt_tokens
         if not self.engine.prefix_sharing or response <= 0:
@@ -109,9 +111,7 @@ class _Rank:
         return tokens / (work.prompt_tokens + sharing * response) * sharing * work.prompt_tokens
 
     def _logits(self, tokens: int, parameters: RankParameters, *, trains: bool) -> int:
-        """Return the bytes of the head for a micro-batch at most: logits, their gradient, and the hidden states it
-        reads.
-        """
+        """Return the peak bytes of the head for a micro-batch: logits, their gradient, and its hidden states."""
         if not self.stage.is_last:
             return 0
         sizes, value = self.engine.parallel, value_bytes(self.engine, on_gpu=self.on_gpu)
@@ -132,7 +132,7 @@ class _Rank:
         return hidden + logits + trains * max(logits, parameters.largest * value)
 
     def _buffers(self, states: _States) -> int:
-        # One bucket is filled while the one before is sent; they hold whole tensors of all ranks.
+        # One bucket is filled while the previous one is sent; they hold whole tensors of all ranks.
         sizes = self.engine.parallel
         weights = states.trained if self.engine.sent_adapter else states.weights
         model = weights * sizes.tp * sizes.pp
@@ -142,7 +142,7 @@ class _Rank:
         return states.trained if self.engine.sent_adapter and self.engine.offload.param else states.weights
 
     def _runtime(self) -> tuple[int, int]:
-        """Return what there is besides tensors: the part that stays in a sleep, and all of it."""
+        """Return memory outside of tensors: the part that stays in a sleep, and the total."""
         if not self.on_gpu:
             return 0, 0
         bare = CONTEXT + _KERNELS + (_KERNELS_OF_SEVERAL if self.ranks > 1 else 0)
@@ -161,7 +161,7 @@ class _Rank:
         offload = self.engine.offload
         waiting = states.weights if self.work.sleeps or offload.param else 0
         waiting += states.optimizer if self.work.sleeps or offload.optimizer else 0
-        # Without its adapters the model is that of the start.
+        # Without its adapters the model has its start weights.
         keeps_start = self.work.keeps_start_weights and self.engine.lora is None
         # In float32, and room for the engine's own weights while the averages are in their place.
         average = 4 * states.trained // value_bytes(self.engine, on_gpu=self.on_gpu) if self.work.keeps_average else 0

@@ -1,8 +1,8 @@
 """Seconds of a batch through a Megatron engine, and of its optimizer's step.
 
-The schedule is Megatron's ("Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
-arXiv 2104.04473, section 2.2): with p stages of v chunks and m micro-batches, filling and draining the pipeline takes
-``(p - 1) / v`` of a micro-batch's forward and backward time, besides the m of the slowest stage.
+The schedule is Megatron's ("Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", arXiv
+2104.04473, section 2.2): with p stages of v chunks and m micro-batches, filling and draining the pipeline takes ``(p -
+1) / v`` of a micro-batch's forward and backward time, in addition to the m of the slowest stage.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ class Passes:
         return _BEGIN_S + count * (max(stages) + added) + (sum(stages) - max(stages)) / self._chunks
 
     def micro_batches(self, batch: PlannedBatch) -> tuple[int, Pack]:
-        """Return how many micro-batches a replica has, and their mean."""
+        """Return the number of micro-batches of a replica, and their mean."""
         rows = max(1.0, batch.rows / self.replicas)
         alignment = self.spec.parallel.row_alignment
         row: float = math.ceil(batch.lengths.row / alignment) * alignment
         square = batch.lengths.mean_square
         prompt = batch.lengths.prompt
         if self.spec.prefix_sharing and prompt >= SHORTEST_SHARED:
-            # As many rows share a prompt as a micro-batch has room for.
+            # All rows that fit into a micro-batch share a prompt.
             sharing = min(batch.per_prompt, max(1, int((batch.budget - prompt) // (row - prompt))))
             saved = 1 - 1 / sharing
             row, square = row - saved * prompt, square - saved * prompt**2

@@ -27,7 +27,7 @@ class Stage:
     chunks: tuple[tuple[int, ...], ...]
     """Layers of each chunk, by their numbers in the whole model; one chunk without virtual stages."""
     round_size: int
-    """Micro-batches that the interleaved schedule takes through a chunk before it goes on to the next chunk."""
+    """Consecutive micro-batches of a chunk in the interleaved schedule."""
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class Stage:
         return self.index == self.stages - 1
 
     def in_flight(self, micro_batches: int) -> float:
-        """Return how many micro-batches the stage holds the activations of at most, as a multiple of all its chunks.
+        """Return the most micro-batches whose activations the stage holds, as a multiple of all its chunks.
 
         One-forward-one-backward: one for the stage and each stage after it. Interleaved: as in Megatron's
         ``get_pp_rank_microbatches`` (arXiv 2104.04473, section 2.2).
@@ -80,13 +80,13 @@ class RankParameters:
     """Parameters of one rank. The ranks that hold the same of a kind share its optimizer states."""
 
     dense: int
-    """All but routed experts: data- and context-parallel ranks hold the same."""
+    """All parameters except routed experts: data- and context-parallel ranks hold the same."""
     experts: int
     """Routed experts: expert-data-parallel ranks hold the same."""
     largest: int
-    """The largest single one that an update changes."""
+    """The largest single parameter that an update changes."""
     adapters: tuple[int, int] | None = None
-    """With ``lora`` or ``freeze``, those of the dense and of the experts' parameters that an update changes. Default:
+    """With ``lora`` or ``freeze``, the number of dense and of experts' parameters that an update changes. Default:
     all."""
 
     @property
@@ -95,7 +95,7 @@ class RankParameters:
 
     @property
     def trained(self) -> tuple[int, int]:
-        """Parameters that an update changes, dense ones and those of experts."""
+        """Parameters that an update changes: dense ones, and ones of experts."""
         return self.adapters or (self.dense, self.experts)
 
 
@@ -135,7 +135,7 @@ def rank_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage)
 def _adapter_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: Stage) -> tuple[int, int]:
     assert engine.lora is not None
     sizes, dense, experts = engine.parallel, 0, 0
-    # Layers of a kind are alike.
+    # Layers of a kind have equal parameters.
     kinds: dict[tuple[bool, bool], list[int]] = {}
     for index in stage.layers:
         kinds.setdefault((shape.is_mixture(index), shape.is_linear(index)), []).append(index)
@@ -150,7 +150,7 @@ def _adapter_parameters(shape: ModelShape, engine: MegatronEngineSpec, stage: St
 
 
 def replicas_of_parameters(parallel: ParallelSpec, ranks: int) -> tuple[int, int]:
-    """Return how many ranks hold the same dense parameters, and how many the same experts."""
+    """Return the number of ranks with the same dense parameters, and with the same experts."""
     stage = ranks // parallel.pp
     return stage // parallel.tp, stage // parallel.expert_ranks
 

@@ -40,7 +40,7 @@ _RELEASE = "release"
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where rows of a parameter are stored: within `key`, at `index` along the first axes."""
+    """The place of a parameter's rows: within `key`, at `index` along the first axes."""
 
     key: str
     index: tuple[int, ...]
@@ -48,10 +48,10 @@ class _Place:
 
 
 def _places_of(mapped: MappedTensor, *, stacked: bool) -> list[_Place]:
-    """Where Megatron puts a parameter, one place behind the other.
+    """The places of a parameter in Megatron's format, in order.
 
-    Layers that are all alike are `stacked`: one key for all, the layer being its first axis. A layer's experts share
-    a key in any case. Sections have keys of their own.
+    Equal layers are `stacked` under one key, whose first axis is the layer. A layer's experts share a key in any case.
+    Sections have keys of their own.
     """
     key, index = mapped.megatron, tuple[int, ...]()
     if stacked and mapped.layer is not None:
@@ -69,7 +69,7 @@ class _Stored:
     """Tensors of a Megatron folder."""
 
     def __init__(self, stored: StoredTensors, mapped: Iterable[MappedTensor]) -> None:
-        """`mapped` are all weights of the model. ValueError if the folder does not hold just these."""
+        """`mapped` are all weights of the model. ValueError if the folder does not hold exactly these."""
         self._stored = stored
         stacked = not stored.layer_by_layer
         self.pairs = [(tensor, _places_of(tensor, stacked=stacked)) for tensor in mapped]
@@ -77,7 +77,7 @@ class _Stored:
         self._check()
 
     def full(self, mapped: MappedTensor) -> list[torch.Tensor]:
-        """The Hugging Face tensors of a parameter, in the stored dtype. ValueError where a file cannot be read."""
+        """The Hugging Face tensors of a parameter, in the stored dtype. ValueError if a file cannot be read."""
         parts = [self._stored.read(place.key, place.index) for place in self._places[mapped.megatron]]
         return join(mapped.map, [torch.cat(parts) if len(parts) > 1 else parts[0]], mapped.shapes)
 
@@ -120,7 +120,7 @@ class StoredModel(_Stored):
         super().__init__(stored, model_tensors(_shape_of(hf_config), rows, head))
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor of the Hugging Face model but a tied output layer, in its stored dtype, one after the other."""
+        """Every tensor of the Hugging Face model except a tied output layer, in stored dtypes, one after the other."""
         for mapped, _ in self.pairs:
             yield from zip(mapped.hf, self.full(mapped), strict=True)
 
@@ -140,7 +140,7 @@ class StoredAdapters(_Stored):
         super().__init__(StoredTensors(newest_checkpoint(folder)), [*mapped, *head_tensors])
 
     def merged(self, source: dict[str, Callable[[], torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor of the Hugging Face model, adapters added, in their dtype; `source` gives those of the base."""
+        """Every tensor of the Hugging Face model, adapters added, in their dtype; `source` gives the base model's."""
         for base in self._base:
             if base.megatron in self._head:
                 yield base.hf[0], self.full(base)[0]
@@ -157,16 +157,17 @@ class StoredAdapters(_Stored):
 
 
 def write_megatron(source: WeightSource, hf_config: PretrainedConfig, padded_rows: int, folder: Path) -> None:
-    """Write Hugging Face weights to `folder`, which exists, as Megatron-LM keeps released models; dtypes stay.
+    """Write Hugging Face weights to `folder`, which exists, in Megatron-LM's format of released models; dtypes are
+    kept.
 
-    The embedding is padded to `padded_rows` rows. ValueError if the weights are not those of `hf_config`.
+    The embedding is padded to `padded_rows` rows. ValueError if the weights do not match `hf_config`.
     """
     shape = _shape_of(hf_config)
     if shape.linear_layers:
         raise ValueError(_unwritten(hf_config))
     pairs = list(model_tensors(shape, padded_rows))
     _check_source(pairs, hf_config, source)
-    # Megatron's own rule: a list of dense and mixture layers means that they are not alike.
+    # Megatron's own rule: a list of dense and mixture layers means that layers differ.
     stacked = shape.experts is None or all(shape.mixture_layers)
     by_key: dict[str, dict[tuple[int, ...], tuple[MappedTensor, _Place]]] = {}
     for mapped in pairs:
@@ -211,8 +212,7 @@ def _check_source(pairs: Sequence[MappedTensor], hf_config: PretrainedConfig, so
 def write_hf(source: Path, model: ModelSpec, folder: Path, engine: MegatronEngineSpec | None, seed: int) -> None:
     """Write a Megatron checkpoint as a Hugging Face folder with the config and tokenizer of `model`.
 
-    `engine` and `seed` are those of the run; adapters are merged. ValueError if Hugging Face has no class for that
-    head.
+    `engine` and `seed` are the run's; adapters are merged. ValueError if Hugging Face has no class for that head.
     """
     from dagrl.model_files.hf_folder import copy_tokenizer, write_hf_folder
     from dagrl.model_files.library_model import architecture, load_hf_config

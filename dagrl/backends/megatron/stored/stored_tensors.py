@@ -49,7 +49,7 @@ class ForbiddenPickleError(ValueError):
 
 
 def would_run_code(file: Path, asked: str) -> ForbiddenPickleError:
-    """The error for a file or folder with a pickle that asks for something else than data."""
+    """The error for a file or folder with a pickle of anything but data."""
     return ForbiddenPickleError(f"{file} would run code when read ({asked}); do not use this folder")
 
 
@@ -96,7 +96,7 @@ class StoredTensors:
         return wanted.tensor.reshape(stored.shape[len(index) :])
 
     def read_object(self, key: str) -> Any:
-        """What was pickled as `key`: containers of numbers, texts and tensors. ValueError if it could run code."""
+        """The object pickled under `key`: containers of numbers, texts and tensors. ValueError if it could run code."""
         place = self.metadata.storage_data.get(MetadataIndex(key)) if self.metadata.storage_data else None
         if place is None:
             raise ValueError(f"{self.folder} holds no {key!r}; is it a checkpoint of dagrl?")
@@ -138,7 +138,7 @@ class _Planner(DefaultLoadPlanner):
 
 
 class CheckedReader(FileSystemReader):
-    """Torch's reader, with metadata that has been read safely. It still unpickles objects other than tensors."""
+    """Torch's reader, with safely read metadata. It still unpickles objects other than tensors."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         super().__init__(folder)

@@ -33,7 +33,7 @@ class TensorToWrite:
     """Index -> makes the part. All indices have the same number of axes; () is the whole tensor."""
 
     def __create_write_items__(self, fqn: str, object: TensorToWrite) -> list[WriteItem]:
-        """Torch's `_Checkpointable` protocol: describe what to write, without making it."""
+        """Torch's `_Checkpointable` protocol: describe the tensors to write, without making them."""
         items = []
         for number, index in enumerate(self.parts):
             rest = self.shape[len(index) :]
