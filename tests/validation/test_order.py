@@ -30,7 +30,7 @@ def function(): ...
 """
 
 PROBLEMS = {
-    "no order": ("shufled", "`shufled` is not an order; write shuffled, file, your own as `module:Class`, or a section"),
+    "no order": ("shufled", "`shufled` is not an order; write shuffled, file, your own as `module:Class`, or a"),
     "a truth": ("true", "must be text"),
     "the former key": ("file\n  shuffle: true", "`shuffle` is now `order`: write `order: shuffled`"),
     "two orders of rows": ("{by: index, adaptive: {}}", "has both `by` and `adaptive`; keep one"),
