@@ -24,11 +24,11 @@ def grpo_advantages(
     """Rewards relative to their group, the same for each token of a response.
 
     A = (r - mean(r)) / std(r) over the group (DeepSeekMath, arXiv 2402.03300, section 4.1.2). The paper does not define
-    std; like other implementations this uses the sample standard deviation, with n - 1. Without `normalize_by_std`,
-    A = r - mean(r). With ``batch``, std is that of the rewards of the whole batch (arXiv 2508.08221), so that no group
+    std; like other implementations this uses the sample standard deviation, with n - 1. Without `normalize_by_std`, A =
+    r - mean(r). With ``batch``, std is taken over the rewards of the whole batch (arXiv 2508.08221), so that no group
     of nearly equal rewards is scaled up.
 
-    A group whose rewards are all equal, also a group of one, has advantage 0.
+    A group of equal rewards, including a group of one, has advantage 0.
 
     `rewards` [S] has one reward per response; `groups` [S], any integers, are equal for responses to the same prompt,
     and complete; `mask` has rows as long as the responses. Returns float32, ragged as `mask` and 0 where it is 0.
@@ -67,13 +67,13 @@ def opo_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Col
 def remax_advantages(
     rewards: np.ndarray, baseline_rewards: np.ndarray, mask: Column, charges: Column | None = None
 ) -> Column:
-    """Each reward minus that of the greedy response to its prompt: A_t = r(x, y) - r(x, argmax) - later charges.
+    """Each reward minus the reward of the greedy response to its prompt: A_t = r(x, y) - r(x, argmax) - later charges.
 
     ReMax (arXiv 2310.10505, algorithm 1): the greedy response is the baseline, which costs a sample and no critic. It
     does not depend on the response, so the policy gradient is unbiased. As in verl, a token's advantage includes its
     own charge and later ones: earlier charges do not depend on the token and would only add variance.
 
-    `baseline_rewards` [S] are those of the greedy responses to the same prompts, `charges` are as in
+    `baseline_rewards` [S] are the rewards of the greedy responses to the same prompts, `charges` are as in
     `reinforce_plus_plus_advantages`, and other arguments, result and errors as in `grpo_advantages`.
     """
     compared = _finite(rewards) - _finite(baseline_rewards)
@@ -105,7 +105,7 @@ def opmd_advantages(
 
 
 def gpg_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
-    """Deviations from the group's mean, scaled up to make up for constant groups: A = alpha (r - mean).
+    """Deviations from the group's mean, scaled up to compensate for constant groups: A = alpha (r - mean).
 
     Group policy gradient (arXiv 2504.02546): groups whose rewards are all equal have no gradient, but count in the
     average of the loss; alpha = responses / responses of the other groups compensates. Its loss is ``reinforce``.
@@ -144,8 +144,9 @@ def reinforce_plus_plus_baseline_advantages(rewards: np.ndarray, groups: np.ndar
 def maxrl_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column) -> Column:
     """Deviations from the group's mean, divided by it: A = (r - mean) / mean.
 
-    Maximum-likelihood RL (arXiv 2602.02710): with rewards of 0 and 1, the gradient estimates that of the log of the
-    probability to be right, cut after as many terms as there are responses. Prompts that are rarely solved weigh more.
+    Maximum-likelihood RL (arXiv 2602.02710): with rewards of 0 and 1, the gradient estimates the gradient of the log of
+    the probability to be right, a series truncated after as many terms as there are responses. Prompts that are rarely
+    solved weigh more.
 
     Rewards must not be negative. A group with mean 0 has advantage 0. Arguments, result, errors and constant groups are
     as in `grpo_advantages`.
@@ -166,9 +167,9 @@ def gdpo_advantages(
     """Several rewards, each compared within its group, and their weighted sum, before `whitened`.
 
     Group reward-decoupled normalization (GDPO, arXiv 2601.05242): A = sum over k of w_k (r_k - mean_k) / std_k, so that
-    a reward with a larger spread does not drown the others. Then the sum is whitened over the batch: here over tokens,
-    as in verl and in `reinforce_plus_plus_baseline_advantages`, whose loss also averages over tokens. TRL, NeMo-RL and
-    ms-swift whiten over responses; the two are equal for responses of equal length.
+    a reward with a larger spread does not dominate the others. Then the sum is whitened over the batch: here over
+    tokens, as in verl and in `reinforce_plus_plus_baseline_advantages`, whose loss also averages over tokens. TRL,
+    NeMo-RL and ms-swift whiten over responses; the two are equal for responses of equal length.
 
     `named_rewards` and `weights` have the same names. The result is float64. Other arguments, errors and constant
     groups, of each reward by itself, are as in `grpo_advantages`.
@@ -183,12 +184,12 @@ def gdpo_advantages(
 def passk_advantages(rewards: np.ndarray, groups: np.ndarray, mask: Column, *, k: int) -> Column:
     """Advantages of responses as members of sets of k, whose reward is the best of the set.
 
-    Pass@k training (arXiv 2508.10751, in its analytical form), over all C(n, k) sets of a group with c of n
-    responses right: the mean reward of sets is rho = 1 - C(n - c, k) / C(n, k), their deviation sqrt(rho (1 - rho)).
-    A right response has (1 - rho) / deviation; a wrong one (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) /
-    deviation, the mean over the sets that it is in.
+    Pass@k training (arXiv 2508.10751, in its analytical form), over all C(n, k) sets of a group with c of n responses
+    right: the mean reward of sets is rho = 1 - C(n - c, k) / C(n, k), their deviation sqrt(rho (1 - rho)). A right
+    response has (1 - rho) / deviation; a wrong one (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / deviation, the
+    mean over its sets.
 
-    Rewards must be 0 or 1. Groups of fewer than k responses, and those with deviation 0, have advantage 0. Other
+    Rewards must be 0 or 1. Groups of fewer than k responses, and groups with deviation 0, have advantage 0. Other
     arguments and the result are as in `grpo_advantages`.
     """
     _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
@@ -209,7 +210,7 @@ def grpo_passk_advantages(
     """The best response's lead on the second best, and 0 for all others: A = (highest - second) / std(r).
 
     Best-of-k policy gradient (arXiv 2503.19595), in the form of verl's ``grpo_passk``: without the best response, the
-    group's best reward would be the second. Without `normalize_by_std` the lead itself.
+    group's best reward would be the second. Without `normalize_by_std`, A is the lead itself.
     """
     scaled = _deviations(rewards, groups, normalize_by_std)
     _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
@@ -234,7 +235,7 @@ def trained_tokens(mask: Column) -> np.ndarray:
 
 
 def _deviations(rewards: np.ndarray, groups: np.ndarray, normalize_by_std: bool | Literal["batch"]) -> np.ndarray:
-    """Rewards minus their group's mean, divided by a sample deviation if asked for, float64 [S]."""
+    """Rewards minus their group's mean, divided by a sample deviation on request, float64 [S]."""
     centred, group, sizes = _centred(rewards, groups, np.ones(len(groups)))
     if normalize_by_std == "batch":
         # The deviation is 0 only if all rewards are equal; then there is nothing to scale.
@@ -249,7 +250,7 @@ def _deviations(rewards: np.ndarray, groups: np.ndarray, normalize_by_std: bool 
 def _centred(rewards: np.ndarray, groups: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rewards minus their group's weighted mean, exactly 0 in constant groups; each row's group; group sizes.
 
-    A group whose weights are all 0 has no tokens that need an advantage.
+    A group whose weights are all 0 has no trained tokens.
     """
     assert len(rewards) == len(groups) == len(weights)
     rewards = _finite(rewards)
@@ -311,12 +312,12 @@ def rae_advantages(
     """Each reward minus the baseline of its role, which then moves towards the reward.
 
     Role-conditioned advantage estimation (RAE) of SPIRAL (arXiv 2506.24119): one response after the other, A = r - b,
-    then b = decay b + (1 - decay) r. So players of a game, whose rewards differ by their role, are each compared with
-    their own past.
+    then b = decay b + (1 - decay) r. Players of a game, whose rewards differ by role, are thus compared with their own
+    past.
 
-    `rewards` [S] and `roles` are in the order of responses. `baselines` are those before them; a new role's is 0.
-    Returns the advantages, float32, ragged as `mask` and 0 where it is 0, and the baselines of all roles after the last
-    response. Raises ValueError if a reward is not finite.
+    `rewards` [S] and `roles` are in the order of responses. `baselines` are the ones before these responses; a new
+    role's is 0. Returns the advantages, float32, ragged as `mask` and 0 where it is 0, and the baselines of all roles
+    after the last response. Raises ValueError if a reward is not finite.
     """
     moved = dict(baselines)
     advantages = np.zeros(len(mask))

@@ -32,8 +32,8 @@ def token_weights(
     seq-mean-token-sum has no length bias, and seq-mean-token-sum-norm is the same up to Dr. GRPO's constant in place of
     the length (arXiv 2503.20783). Responses without trained tokens do not count.
 
-    `shares`, float [rows], are the rows' parts of trajectories that have several: a trajectory counts as one response,
-    whose tokens are those of all of its rows.
+    `shares`, float [rows], are the rows' fractions of trajectories with several rows: a trajectory counts as one
+    response with the tokens of all its rows.
     """
     values = mask.values.astype(np.float64)
     row = np.repeat(np.arange(len(mask)), mask.lengths)
@@ -60,15 +60,15 @@ def batch_parts(
     longest_response: int | None = None,
     share: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Each token's part of its mini-batch [T]: they add up to 1, whatever the weights add up to.
+    """Each token's part of its mini-batch [T].
 
-    Metrics of the loss count mini-batches by them: total / parts is then the number that was optimised, and the mean of
-    several mini-batches is theirs. `weight` [T] is that of `token_weights` over the normalizer, for masks of 0 and 1;
-    `share` [S] are the rows' parts of trajectories.
+    Parts add up to 1, for any sum of the weights. Metrics of the loss count mini-batches by them: total / parts is then
+    the optimised number, and several mini-batches are averaged. `weight` [T] is the weight of `token_weights` over the
+    normalizer, for masks of 0 and 1; `share` [S] are the rows' parts of trajectories.
     """
     if aggregation in ("token-mean", "seq-mean-token-mean"):
         return weight
-    # The tokens of a response weigh the same: one of them stands for it.
+    # The tokens of a response have equal weights, so one of them represents it.
     part = rows.largest(weight) if share is None else rows.largest(weight) * share[rows.row]
     if aggregation == "seq-mean-token-sum-norm":
         assert longest_response

@@ -1,4 +1,5 @@
-"""Selects the tokens that an update holds back, for ``clip_cov``, ``kl_cov`` and ``m2po``, in float64 numpy.
+"""Selects the tokens that an update clips, penalises or masks, for ``clip_cov``, ``kl_cov`` and ``m2po``, in float64
+numpy.
 
 An update changes the entropy by minus the covariance of log-probs and advantages over tokens ("The Entropy Mechanism of
 Reinforcement Learning for Reasoning Language Models", arXiv 2505.22617), to which few tokens contribute most.
@@ -30,7 +31,7 @@ def covariances(logprob: Column, advantages: Column, mask: Column) -> np.ndarray
 def highest(parts: np.ndarray, mask: Column, share: float) -> np.ndarray:
     """The `share` of tokens with the highest terms, at least one; bool [tokens].
 
-    KL-Cov (arXiv 2505.22617). Ties go to the first.
+    KL-Cov (arXiv 2505.22617). Ties are resolved by position.
     """
     counted = np.flatnonzero(mask.values > 0)
     chosen = np.zeros(len(parts), dtype=bool)
@@ -64,7 +65,7 @@ def squared_log_ratios(logprob: Column, sampled: Column, advantages: Column, mas
 
 
 def beyond_moment(squares: np.ndarray, bound: float) -> np.ndarray:
-    """The tokens to leave out so that the mean of the other `squares` above 0 is at most `bound`; bool [tokens].
+    """The tokens to exclude so that the mean of the other `squares` above 0 is at most `bound`; bool [tokens].
 
     M2PO (arXiv 2510.01161, algorithm 1): the largest squares are selected, as few as possible.
     """
@@ -79,8 +80,8 @@ def beyond_moment(squares: np.ndarray, bound: float) -> np.ndarray:
 def below_quantile(entropy: Column, mask: Column, share: float) -> np.ndarray:
     """The masked tokens that are not among the `share` with the highest entropies; bool [tokens].
 
-    "Beyond the 80/20 rule" (arXiv 2506.01939), with 0.2: only tokens at which the policy decides are trained. As in
-    TRL, a token stays if its entropy is at least the quantile 1 - `share`, by linear interpolation.
+    "Beyond the 80/20 rule" (arXiv 2506.01939), with 0.2: only tokens at which the policy is uncertain are trained. As
+    in TRL, a token stays if its entropy is at least the quantile 1 - `share`, by linear interpolation.
     """
     counts, values = mask.values > 0, entropy.values.astype(np.float64)
     return counts & (values < np.quantile(values[counts], 1 - share)) if counts.any() else counts

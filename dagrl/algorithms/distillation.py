@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 
 _NEVER = -1e4
-"""Log-prob of what is no candidate: its exponential is 0."""
+"""Log-prob of a missing candidate, whose exponential is 0."""
 _LEAST_REST = 1e-7
-"""Least probability of all tokens that are no candidates, as in SDPO."""
+"""Lower bound of the probability of all tokens outside the candidates, as in SDPO."""
 _LOG_OF_ZERO = -100.0
-"""Log-prob under a teacher of tokens that are none of its candidates, as in NeMo-RL."""
+"""Log-prob under a teacher of tokens outside its candidates, as in NeMo-RL."""
 
 
 def distilled_advantages(
     teacher: Column, student: Column, mask: Column, spec: AdvantageDistillationSpec, taught: np.ndarray | None = None
 ) -> tuple[Column, np.ndarray]:
-    """The advantages that a teacher gives to a student's tokens, and how far the student is from it.
+    """Advantages of a student's tokens from a teacher's log-probs, and their differences.
 
     With d_t = log p_teacher - log p_student of a sampled token, within +-`clamp`: coef times the sum over t' >= t of
     discount**(t' - t) d_t', over tokens in the mask. As advantages of the plain policy gradient, without a discount,
-    their expected gradient is that of -KL(student || teacher) at each token ("On-policy distillation", Thinking
-    Machines Lab 2025; MiniLLM, arXiv 2306.08543, eq. 2). With a discount a token is credited with what follows it.
-    With an `early_weight` g, d_t is first multiplied by 1 + g (sum over t' >= t of abs(d_t')) / (sum of all of them):
-    IW-OPD of TRL.
+    their expected gradient is the gradient of -KL(student || teacher) at each token ("On-policy distillation", Thinking
+    Machines Lab 2025; MiniLLM, arXiv 2306.08543, eq. 2). With a discount a token is also credited with later
+    differences. With an `early_weight` g, d_t is first multiplied by 1 + g (sum over t' >= t of abs(d_t')) / (sum of
+    all of them): IW-OPD of TRL.
 
     Log-probs and `mask` are ragged alike; rows with 0 in `taught`, [S], have no teacher. Returns float32, ragged as
     `mask` and 0 outside it, and -d of all trained tokens with a teacher, float64. Raises ValueError if a log-prob of
@@ -67,7 +67,7 @@ def distilled_advantages(
 
 
 def _still_to_come(size: np.ndarray, mask: Column) -> np.ndarray:
-    """Each token's share of the sum of `size` over its row that it and the tokens after it have; float64."""
+    """Share of the row's sum of `size` in each token and the tokens after it; float64."""
     import torch
 
     from dagrl.algorithms.rows import RowReducer
@@ -97,7 +97,7 @@ def distillation_loss(
     estimator = cast("SampledDivergence", spec.divergence)
     # Some estimators have the gradient 0 at NaN, and the engine refuses steps by their gradient.
     logprob = logprob * torch.where(known & teacher.isnan(), math.nan, 1.0)
-    # A row that the teacher has not read is NaN, and the gradient 0 * NaN would not be 0.
+    # A row without the teacher is NaN, and the gradient 0 * NaN would not be 0.
     divergence = kl_estimate(logprob, torch.where(known, teacher, logprob.detach()), estimator)
     if spec.clamp is not None:
         divergence = divergence.clamp(-spec.clamp, spec.clamp)
@@ -109,8 +109,8 @@ def candidate_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`candidate_divergence` of each token from the teacher, [T], and the tokens that have one, bool [T].
 
-    It is within +-`clamp`, and 0 elsewhere. Log-probs of -inf are of no candidates, such as ids of -1. A teacher's NaN
-    makes the divergence NaN.
+    It is within +-`clamp`, and 0 elsewhere. Log-probs of -inf mark missing candidates, such as ids of -1. A teacher's
+    NaN makes the divergence NaN.
     """
     import torch
 
@@ -118,7 +118,7 @@ def candidate_loss(
     assert student is not None, "the engine gives log-probs at the objective's candidates"
     taught = tokens.columns.get("teacher_mask")
     known = row.active if taught is None else row.active & (taught > 0)[tokens.row]
-    # Weights that are not finite, and rows that were not read, are not taken for candidates that are missing.
+    # NaN from weights or from rows without the teacher must not count as missing candidates.
     there = ((student != -math.inf) & (teacher != -math.inf) | teacher.isnan()) & known[:, None]
     divergence = candidate_divergence(spec, student, teacher.to(student.dtype), there, tokens.entropy)
     if spec.clamp is not None:
@@ -133,20 +133,20 @@ def candidate_divergence(
     there: torch.Tensor,
     entropy: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Divergence [T] of two distributions of which the log-probs at k tokens are known, [T, k]; with gradient.
+    """Divergence [T] of two distributions with known log-probs at k tokens, [T, k]; with gradient.
 
     `there`, bool [T, k], marks the known ones; the others have probability 0. With p of the student and q of the
-    teacher, over the candidates and with ``outside: bucket`` one more of the rest:
+    teacher, over the candidates and, with ``outside: bucket``, one bucket of the rest:
 
     - ``forward_kl``: sum q (log q - log p);
     - ``reverse_kl``: sum p (log p - log q);
     - ``mixed_kl``: (1 - alpha) forward + alpha reverse (NeMo-RL, whose ``mixed_kl_weight`` is 1 - alpha);
     - ``jsd``: alpha KL(q || m) + (1 - alpha) KL(p || m), m = (1 - alpha) p + alpha q; at alpha 0 and 1 it is the
-      forward and the reverse one (GKD, arXiv 2306.13649, eq. 1; SDPO, arXiv 2601.20802).
+      forward and the reverse KL (GKD, arXiv 2306.13649, eq. 1; SDPO, arXiv 2601.20802).
 
     The rest has probability 1 - sum p, at least 1e-7. If all tokens are candidates, each is the exact divergence. By
-    the data processing inequality, those with a bucket are never above it. ``outside: zero`` adds to the reverse one
-    the sum over other tokens of p (log p + 100), by the student's `entropy` [T] (NeMo-RL's ``zero_outside_topk``).
+    the data processing inequality, divergences with a bucket are never above it. ``outside: zero`` adds to the reverse
+    KL the sum over other tokens of p (log p + 100), by the student's `entropy` [T] (NeMo-RL's ``zero_outside_topk``).
     """
     import torch
 

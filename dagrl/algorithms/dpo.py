@@ -27,8 +27,8 @@ def preference_loss(
     responses:
 
     - ``sigmoid``: -(1 - e) log s(beta h) - e log s(-beta h), s the logistic function. Without `label_smoothing` e it is
-      DPO (arXiv 2305.18290, eq. 7); with it conservative DPO, for labels of which a fraction e is wrong (Mitchell 2023,
-      https://ericmitchell.ai/cdpo.pdf, eq. 3).
+      DPO (arXiv 2305.18290, eq. 7); with it conservative DPO, for labels with a fraction e of wrong ones (Mitchell
+      2023, https://ericmitchell.ai/cdpo.pdf, eq. 3).
     - ``ipo``: (h - 1 / (2 beta))**2 (arXiv 2310.12036, eq. 17, where beta is called tau).
     - ``hinge``: max(0, 1 - beta h) (SLiC's loss on DPO's ratios: hinge-norm of arXiv 2309.06657).
     """
@@ -76,8 +76,8 @@ class DpoObjective:
         """The micro-batch's share of the loss, and metrics as tallies over pairs.
 
         ``dpo/chosen_reward`` and ``dpo/rejected_reward`` are beta log(pi / ref) of whole responses, DPO's implicit
-        rewards, ``dpo/margin`` is their difference, and ``dpo/accuracy`` how often it is positive. ``loss/sft`` is the
-        negative log-likelihood that `sft_coef` weights, reported also when that is 0.
+        rewards, ``dpo/margin`` is their difference, and ``dpo/accuracy`` the fraction of pairs in which it is positive.
+        ``loss/sft`` is the negative log-likelihood that `sft_coef` weights, reported even if that is 0.
         """
         rows = len(tokens.columns["group_id"])
         ratio = _row_sums(tokens.logprob - tokens.columns["ref_logprob"], tokens.row, rows)

@@ -1,4 +1,4 @@
-"""Group-in-group policy optimization: advantages of episodes, and of steps that begin in the same state."""
+"""Group-in-group policy optimization: advantages of episodes, and of steps from the same state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Step:
     """Index of its first token among the tokens of all rows."""
     end: int
     state: bytes
-    """Tokens between the policy's turn before and this one: equal ones are the same state of a group."""
+    """Tokens between the previous turn of the policy and this one: equal tokens are the same state of a group."""
 
 
 def gigpo_advantages(
@@ -41,11 +41,11 @@ def gigpo_advantages(
 ) -> Column:
     """A = A_episode + w A_step (GiGPO, arXiv 2505.10978, equations 3 and 6 to 8).
 
-    A_episode are the advantages of `grpo_advantages`, as in the paper; or, with `mean_over` ``turns``, those where a
-    response counts as often in its group as it has turns, as in verl-agent and ROLL. For A_step, the turns of a group
-    that begin in the same state are compared with each other in the same way, by their returns
-    R_t = sum over k >= t of discount^(k - t) r_k. The state is the tokens since the policy's turn before: the
-    paper's anchor state. A state that occurs once has A_step 0.
+    A_episode are the advantages of `grpo_advantages`, as in the paper. With `mean_over` ``turns``, a response counts
+    once for each of its turns in its group, as in verl-agent and ROLL. For A_step, the turns of a group that begin in
+    the same state are compared with each other in the same way, by their returns R_t = sum over k >= t of discount^(k -
+    t) r_k. The state is the tokens since the previous turn of the policy: the paper's anchor state. A state that occurs
+    once has A_step 0.
 
     `turn_rewards` has the reward of a turn on any of its tokens; `prompts` has the tokens before the policy's first
     turn, which may differ within a group of agents; `turns` has the number of each token's turn from 1, and 0 for

@@ -24,12 +24,12 @@ def kl_estimate(
     - ``k1`` = d: unbiased, but often negative and of high variance;
     - ``k2`` = d**2 / 2: biased, never negative;
     - ``k3`` = exp(-d) - 1 + d, at most 10: unbiased below that bound, never negative (GRPO, arXiv 2402.03300, eq. 4);
-    - ``abs`` = |d|: biased and never negative; it grows no faster than d (verl has it by this name).
+    - ``abs`` = |d|: biased and never negative; it grows no faster than d (``abs`` in verl, too).
 
     This describes values; gradients through them differ (Tang & Munos 2025, arXiv 2506.09477): on the policy's own
-    tokens the gradient of k1 is zero on average, so it has no effect as a loss; that of k2 is the gradient of
-    KL(policy || reference), and that of k3 the gradient of KL(reference || policy). So ``k1+``, ``k3+`` and ``abs+``
-    have the value of one and the gradient of k2.
+    tokens the gradient of k1 is zero on average, so it has no effect as a loss; the gradient of k2 is that of KL(policy
+    || reference), and the gradient of k3 that of KL(reference || policy). ``k1+``, ``k3+`` and ``abs+`` therefore have
+    the named estimate's value and the gradient of k2.
 
     ``k1*``, ``k2*`` and ``k3*`` are those values times the ratio exp(logprob - `old`), with the gradient of both:
     `old` are the log-probs under which the tokens were sampled. The mean of r k3 over them is KL(policy || reference)
@@ -55,7 +55,7 @@ def kl_clipped(
 
 
 def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:
-    """exp(`log_ratio`), at most e**20; no gradient beyond it, where that of a clipped infinity would be NaN."""
+    """exp(`log_ratio`), at most e**20; no gradient beyond it, because a clipped infinity's would be NaN."""
     return torch.exp(log_ratio.clamp(max=LARGEST_LOG))
 
 

@@ -95,9 +95,9 @@ def dppo_tv(tokens: PolicyTokens, *, clip_low: float, clip_high: float, ratio_ca
     """DPPO-Binary-TV: -sg(min(r, ratio_cap)) A logprob, with a trust region of probabilities instead of ratios.
 
     arXiv 2602.04879, eq. 13: a token has no gradient once its probability has moved in the direction of its advantage
-    by more than `clip_high` (A > 0) or `clip_low` (else). That difference is the total variation between the policies
-    as far as they choose between this token and the rest, so that unlikely tokens are not stopped by their ratio alone.
-    In the paper (section 5.2) the old log-probs are the generator's. `ratio_cap` bounds the weight, as in verl.
+    by more than `clip_high` (A > 0) or `clip_low` (else). That difference is the total variation between the policies'
+    choices of this token or the rest, so that unlikely tokens are not stopped by their ratio alone. In the paper
+    (section 5.2) the old log-probs are the generator's. `ratio_cap` bounds the weight, as in verl.
     """
     moved = tokens.logprob.detach().exp() - tokens.old_logprob.exp()
     up, down = tokens.advantage > 0, tokens.advantage <= 0
@@ -111,7 +111,7 @@ def dppo_kl(tokens: PolicyTokens, *, clip_low: float, clip_high: float, ratio_ca
     and probability p: a log(a / p) + (1 - a) log((1 - a) / (1 - p)), where 1e-8 is added to both 1 - a and 1 - p.
     """
     now, old = tokens.logprob.detach(), tokens.old_logprob
-    # expm1 keeps the rest of a likely token that 1 - exp() would lose in float32.
+    # expm1 keeps the remaining probability of a likely token, which 1 - exp() would lose in float32.
     rest_now, rest_old = -torch.expm1(now), -torch.expm1(old)
     divergence = old.exp() * (old - now) + rest_old * ((rest_old + _LEAST_REST) / (rest_now + _LEAST_REST)).log()
     up = (tokens.advantage > 0) & (now > old) & (divergence > clip_high)
@@ -173,7 +173,7 @@ def cpgd(tokens: PolicyTokens, *, clip_low: float, clip_high: float, drift_coef:
 def reinforce(tokens: PolicyTokens) -> PolicyLoss:
     """The plain policy gradient: -A logprob (Williams 1992). Old log-probs are used for metrics only.
 
-    Correct for samples of the policy being trained: one optimizer step per batch.
+    Correct only for samples of the trained policy: one optimizer step per batch.
     """
     return unclipped(-tokens.advantage * tokens.logprob, tokens.ratio)
 
@@ -214,14 +214,16 @@ def refusable(loss: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 
 
 def unclipped(loss: torch.Tensor, ratio: torch.Tensor) -> PolicyLoss:
-    """A loss that has a gradient at every token."""
+    """A loss with a gradient at every token."""
     return PolicyLoss(loss, ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
 
 
 def pessimistic(
     free: torch.Tensor, bounded: torch.Tensor, advantage: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The larger of the losses of two surrogates, and where it is the bounded one's, whose gradient is 0."""
+    """The larger of the losses of two surrogates, and a mask of tokens at which the bounded one, without gradient, is
+    larger.
+    """
     free, bounded = -free * advantage, -bounded * advantage
     return torch.maximum(free, bounded), bounded > free
 

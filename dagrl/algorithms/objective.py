@@ -78,7 +78,7 @@ _FORMS: dict[str, Callable[..., PolicyLoss]] = {
 } | {"none": without_policy}
 """The losses of `LossSpec.policy`. Their arguments are `rows`, the bounds, options of `LossSpec` and columns."""
 _COLUMNS = ("clip_cov_mask", "group_id")
-"""Columns that some losses take. With ``group_id``, engines keep groups in one micro-batch."""
+"""Columns of some losses. With ``group_id``, engines keep groups in one micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class _Losses:
     trainer: torch.Tensor
     """The trainer's log-probs, to compare with the generator's."""
     rollout: torch.Tensor | None
-    """The generator's; in `given` they are finite with a correction."""
+    """The generator's log-probs; in `given` they are finite with a correction."""
     policy: PolicyLoss
     correction: Correction
     of_policy: torch.Tensor
     """The policy loss with its correction."""
     left_out: torch.Tensor | None
-    """Tokens of responses that the off-policy mask takes out of the policy loss; bool."""
+    """Tokens that the off-policy mask removes from the policy loss; bool."""
     divergence: torch.Tensor | None
     """Estimate of the KL divergence from the reference."""
     distillation: tuple[torch.Tensor, torch.Tensor] | None
@@ -164,8 +164,8 @@ class PolicyObjective:
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weights from ``response_mask`` by ``LossSpec.aggregation``, see `aggregation`, and the normalizer's share.
 
-        Tokens rejected by a correction count, because rejection is known only with the trainer's log-probs: so the loss
-        does not depend on when these are computed. Further totals normalize importance weights.
+        Tokens rejected by a correction count, because rejection is known only with the trainer's log-probs; the loss
+        therefore does not depend on when these are computed. Further totals normalize importance weights.
         """
         shares = batch["trajectory_share"].values if "trajectory_share" in batch else None
         weights, normalizer = token_weights(batch["response_mask"], self.loss.weighting, self.longest_response, shares)
@@ -179,9 +179,10 @@ class PolicyObjective:
 
         ``loss/policy`` is the policy's part of the loss; the others are plain means over tokens with a weight above 0.
         ``kl/ref`` is KL(policy || reference) by the loss's estimator, ``kl/clip_fraction`` the fraction of tokens at
-        its bound (of ``k3``), ``kl/old`` KL(old || policy) by k3, ``distillation/loss`` that from the teacher.
-        ``ratio/mean`` and ``ratio/clip_fraction`` are from `PolicyLoss`, ``ratio/off_policy_fraction`` is that of
-        `off_policy`, ``mismatch/...`` from `mismatch_metrics`, ``correction/...`` from `correction_metrics`.
+        its bound (of ``k3``), ``kl/old`` KL(old || policy) by k3, ``distillation/loss`` the divergence from the
+        teacher. ``ratio/mean`` and ``ratio/clip_fraction`` are from `PolicyLoss`, ``ratio/off_policy_fraction`` is the
+        fraction of `off_policy`, ``mismatch/...`` from `mismatch_metrics`, ``correction/...`` from
+        `correction_metrics`.
         """
         losses = self._losses(tokens)
         rows, given, policy = losses.rows, losses.given, losses.policy

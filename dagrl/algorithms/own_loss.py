@@ -21,7 +21,7 @@ class LossTokens:
     """Response tokens of a micro-batch for a user's loss: tensors [T] by name.
 
     ``tokens["logprob"]``, ``tokens["entropy"]`` and the columns that the loss reads; a column with one value per
-    response has it at each of its tokens. All are on one device; only the first two have a gradient.
+    response repeats it at each of the response's tokens. All are on one device; only the first two have a gradient.
     """
 
     def __init__(self, values: Mapping[str, torch.Tensor], rows: RowReducer) -> None:
@@ -29,7 +29,7 @@ class LossTokens:
         self.rows = rows
         """Reductions over responses: ``rows.means(x)``, ``rows.sums(x)`` and ``rows.largest(x)`` return for each token
         the result over its response of `x` [T], ``rows.suffix_sums(x, discount)`` and ``rows.prefix_sums(x)`` the sum
-        from it on or up to it; ``rows.active`` [T] is False for tokens that are not trained on."""
+        over it and later tokens, or up to it; ``rows.active`` [T] is False for tokens that are not trained on."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Raises KeyError for a column that the loss does not declare."""
@@ -76,9 +76,9 @@ class OwnLoss:
         if clipped is None:
             clipped = torch.zeros_like(rows.active)
         elif not isinstance(clipped, torch.Tensor) or clipped.shape != loss.shape or clipped.dtype != torch.bool:
-            raise ValueError(f"{self._where} returned no tensor of {len(rows.active)} bools as what was clipped")
+            raise ValueError(f"{self._where} returned no tensor of {len(rows.active)} bools as the clipped tokens")
         ratio = ratio_of((tokens.logprob - values["old_logprob"]).detach())
-        # The loss of inactive tokens may be anything.
+        # The loss of inactive tokens may have any value.
         return PolicyLoss(torch.where(rows.active, loss, 0.0), ratio, clipped)
 
     def _check(self, loss: Any, logprob: torch.Tensor) -> None:

@@ -56,10 +56,10 @@ def gmpo(tokens: PolicyTokens, *, rows: RowReducer, clip_low: float, clip_high: 
 def topr(tokens: PolicyTokens, *, rows: RowReducer) -> PolicyLoss:
     """Tapered off-policy REINFORCE: -A logprob, times the response's ratio (at most 1, detached) where A < 0.
 
-    arXiv 2503.14286: good responses are imitated however unlikely they have become, bad ones lose their gradient as
-    they become unlikely, so samples of older weights do no harm. `old_logprob` should be those of the sampler.
+    arXiv 2503.14286: good responses are imitated even if they have become unlikely, bad ones lose their gradient as
+    they become unlikely, so samples of older weights do no harm. `old_logprob` should be the sampler's.
     """
-    # Only ratios below 1 matter, and that of a long response may overflow any float.
+    # Only ratios below 1 matter, and the ratio of a long response may overflow any float.
     of_response = ratio_of(rows.sums(tokens.log_ratio.detach())).to(tokens.logprob.dtype)
     weight = torch.where(tokens.advantage < 0, of_response.clamp(max=1), 1.0)
     return PolicyLoss(
@@ -97,12 +97,13 @@ def fipo(
     future_high: float,
     future_safety: float,
 ) -> PolicyLoss:
-    """Future-KL influenced policy optimization: `ppo_clip` with A times a weight by how the rest of the response moves.
+    """Future-KL influenced policy optimization: `ppo_clip` with A times a weight from the later log-ratios of the
+    response.
 
     arXiv 2603.19835: the weight is exp of F_t = sum over j >= t of gamma**(j - t) log r_j, gamma = 2**(-1 /
-    `half_life`), kept within 1 - `future_low` and 1 + `future_high`, without gradient. Inactive tokens take a place
-    but do not count, nor do tokens whose r is above `dual_clip`. Where A < 0 and r > `future_safety` the weight is
-    within 0.8 and 1, so that no token far off is pushed harder. A response with more than one token at the dual clip
+    `half_life`), kept within 1 - `future_low` and 1 + `future_high`, without gradient. Inactive tokens, and tokens with
+    r above `dual_clip`, keep their positions but do not count. Where A < 0 and r > `future_safety` the weight is within
+    0.8 and 1, so that tokens far off policy are not pushed harder. A response with more than one token at the dual clip
     leaves the loss, as in the authors' code.
     """
     log_ratio, bad = tokens.log_ratio.detach(), tokens.advantage < 0
@@ -121,9 +122,9 @@ def fipo(
 def opmd_kimi(tokens: PolicyTokens, *, rows: RowReducer, tau: float) -> PolicyLoss:
     """Mirror descent of Kimi k1.5 (arXiv 2501.12599, section 2.3.2), with squared log-ratios of responses.
 
-    For a response y the loss is -A log pi(y) + tau / 2 (log(pi(y) / pi_old(y)))**2: its gradient is that of the paper,
-    A grad log pi(y) - tau / 2 grad (log(pi(y) / pi_old(y)))**2, negated. Up to a constant and a factor it is
-    (r - b - tau log(pi / pi_old))**2, whose minimum is the target policy of mirror descent.
+    For a response y the loss is -A log pi(y) + tau / 2 (log(pi(y) / pi_old(y)))**2: its gradient is the paper's, A grad
+    log pi(y) - tau / 2 grad (log(pi(y) / pi_old(y)))**2, negated. Up to a constant and a factor it is (r - b - tau
+    log(pi / pi_old))**2, whose minimum is the target policy of mirror descent.
 
     The square of the response's sum D is distributed to its tokens as D times each token's term, so it is complete if
     the tokens of a response have equal weights, in any aggregation. The paper's is `seq-mean-token-sum`.
@@ -159,7 +160,7 @@ def off_policy(tokens: PolicyTokens, *, rows: RowReducer, delta: float) -> torch
     """Tokens with A < 0 of responses that have become less likely by more than `delta` a token; bool [T].
 
     The off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556, eq. 8 and 9): the mean of -log r over the response
-    is compared. What the policy would hardly sample any more is no mistake to learn from.
+    is compared. The policy does not need to unlearn responses that it would hardly sample any more.
     """
     return (tokens.advantage < 0) & (rows.means(-tokens.log_ratio.detach()) > delta)
 

@@ -24,7 +24,7 @@ def kl_charges(
     float64, ragged as `mask` and 0 outside it, and the tokens at the bound of ``k3``, see `kl_estimate`, bool [tokens].
     Raises ValueError if the estimate of a charged token is not finite.
     """
-    # Imported here, because a CPU worker that charges nothing does not need torch.
+    # Imported here, because a CPU worker without charges does not need torch.
     import torch
 
     from dagrl.algorithms.kl import kl_clipped, kl_estimate

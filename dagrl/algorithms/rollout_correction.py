@@ -3,8 +3,8 @@
 Both compute the same model with different kernels and precision, and a generator may have older weights. In all of
 these r = exp(trainer - rollout). Tensors are [T], whole responses, without gradient.
 
-Where the generator's log-prob is not finite, log r is NaN, which is within no bounds: no correction keeps such a token,
-nor, if it compares whole responses, the response.
+Where the generator's log-prob is not finite, log r is NaN, which is outside all bounds: corrections drop such a token,
+or its whole response if they compare responses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def mismatch_metrics(trainer: torch.Tensor, rollout: torch.Tensor, rows: RowRedu
     - ``ratio``: r, whose mean is 1 if both have the same support; ``chi2_token``: r**2 - 1, the variance of r;
       ``chi2_sequence``: the same of the product of r over a response;
     - ``rollout_ppl``, ``trainer_ppl``: exp(-mean log-prob) of a response; ``ppl_ratio``: the second over the first;
-    - ``unknown_fraction``: tokens whose `rollout` is not finite. The others leave them out.
+    - ``unknown_fraction``: tokens whose `rollout` is not finite. The other metrics exclude these tokens.
     """
     rollout, trainer = rollout.double(), trainer.double()
     unknown = ~rollout.isfinite()
@@ -67,7 +67,7 @@ def _exp(log_value: torch.Tensor) -> torch.Tensor:
 
 
 _RATIOS = {"token": "token", "sequence": "seq_sum", "geometric": "seq_mean"}
-"""Criteria on ratios -> how log-ratios are reduced."""
+"""Criteria on ratios -> reductions of log-ratios."""
 _LEAST_PROBABILITY = 1e-8
 """Probabilities are at least this far from 0 and 1 in ``binary_kl``, as in AReaL."""
 
@@ -78,9 +78,9 @@ class Importance:
 
     weight: torch.Tensor
     truncated: torch.Tensor
-    """Where the ratio was above the upper bound, which is the weight; bool."""
+    """Tokens with a ratio above the upper bound, which is then the weight; bool."""
     masked: torch.Tensor
-    """Where the ratio was outside both bounds, or is not known, and the weight is 0; bool."""
+    """Tokens with a ratio outside both bounds, or unknown, and weight 0; bool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Correction:
     rejected: torch.Tensor | None = None
     """Tokens excluded from the loss by a criterion; bool."""
     by_criterion: Mapping[RejectionCriterion, torch.Tensor] = field(default_factory=dict)
-    """The same by criterion, of several."""
+    """The excluded tokens by criterion, if there are several."""
     vetoed: torch.Tensor | None = None
     """Tokens of responses excluded from the loss because of a single token; bool."""
 
@@ -120,7 +120,7 @@ def importance_weights(
       "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", https://fengyao.notion.site/off-policy-rl
       (truncation itself: Ionides 2008).
     - ``sequence``: the same of R = product of r over the response, which is the weight of each of its tokens. Unbiased
-      but for the bound, of higher variance: Liu et al. 2025, "When Speed Kills Stability",
+      except for the bound, with higher variance: Liu et al. 2025, "When Speed Kills Stability",
       https://richardli.xyz/rl-collapse.
     - with a `lower` bound, weights outside [lower, upper] are 0 instead: IcePop's calibration M(r) (Ling Team 2025,
       "Every Step Evolves", arXiv 2510.18855, with bounds 0.5 and 5 and ``token``), and with ``sequence`` masked
@@ -190,7 +190,7 @@ _DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tor
 def vetoed(log_ratio: torch.Tensor, rows: RowReducer, *, threshold: float) -> torch.Tensor:
     """All tokens of responses with a token whose r is below `threshold`; bool [T].
 
-    The trainer would hardly ever have sampled such a token, so what follows it is not a sample of its policy.
+    The trainer would hardly ever sample such a token, so the tokens after it are not samples of its policy.
     """
     return ~(rows.largest(-log_ratio) <= -math.log(threshold)) & rows.active
 
@@ -202,7 +202,9 @@ def correct(
     rows: RowReducer,
     totals: tuple[float, ...] = (),
 ) -> Correction:
-    """All that `spec` asks for. `trainer` and `rollout` are log-probs [T]; `totals`: see `importance_totals`."""
+    """The corrections that `spec` enables. `trainer` and `rollout` are log-probs [T]; `totals`: see
+    `importance_totals`.
+    """
     importance = veto = None
     log_ratio = log_ratio_of(trainer, rollout)
     if spec.rollout_is is not None:

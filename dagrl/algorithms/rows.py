@@ -9,7 +9,7 @@ import torch
 
 
 class RowReducer:
-    """Assigns tokens to responses, and marks those that count."""
+    """Assigns tokens to responses, and marks the ones that count."""
 
     def __init__(self, row: torch.Tensor, active: torch.Tensor) -> None:
         """`row`: response of each token, int64 [T], ascending; `active`: bool [T]; other tokens do not count."""
@@ -23,38 +23,37 @@ class RowReducer:
         """One token of each response with an active token, bool [T]; for statistics over responses."""
 
     def among(self, known: torch.Tensor) -> RowReducer:
-        """The same responses, of whose active tokens only those in `known`, bool [T], count."""
+        """The same responses, in which only active tokens in `known`, bool [T], count."""
         return RowReducer(self.row, self.active & known)
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """For each token the sum of `values` [T] over the active tokens of its response, float64 [T]."""
+        """The sum of `values` [T] over the active tokens of each token's response, float64 [T]."""
         # Float64, so that the order of summation on a GPU does not matter.
         nothing = torch.zeros(values.shape, dtype=torch.float64, device=values.device)
         return nothing.index_add(0, self._first, torch.where(self.active, values, 0.0).double())[self._first]
 
     def means(self, values: torch.Tensor) -> torch.Tensor:
-        """For each token the mean over the active tokens of its response, float64 [T]; 0 without any."""
+        """The mean over the active tokens of each token's response, float64 [T]; 0 without any."""
         return self.sums(values) / self.counts.clamp(min=1)
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
-        """For each token the maximum over the active tokens of its response, float64 [T].
-
-        -inf without any, NaN if one is NaN.
+        """The maximum over the active tokens of each token's response, float64 [T]. -inf without any, NaN if one is
+        NaN.
         """
         nothing = torch.full(values.shape, -torch.inf, dtype=torch.float64, device=values.device)
         inside = torch.where(self.active, values.double(), -torch.inf)
         return nothing.scatter_reduce(0, self._first, inside, "amax")[self._first]
 
     def suffix_sums(self, values: torch.Tensor, discount: float = 1.0) -> torch.Tensor:
-        """For each token the sum of `values` [T] over it and the active tokens after it in its response, float64 [T].
+        """The sum of `values` [T] over each token and the active tokens after it in its response, float64 [T].
 
-        A token that is k places further on counts `discount`**k, at most 1; inactive tokens take a place. Takes log2(T)
+        A token k positions later counts `discount`**k, at most 1; inactive tokens keep their positions. Takes log2(T)
         steps, without waiting for the device.
         """
         return _scanned(torch.where(self.active, values, 0.0).double(), self.row, discount)
 
     def prefix_sums(self, values: torch.Tensor, discount: float = 1.0) -> torch.Tensor:
-        """For each token the sum over it and the active tokens before it, as in `suffix_sums`."""
+        """The sum over each token and the active tokens before it, as in `suffix_sums`."""
         inside = torch.where(self.active, values, 0.0).double()
         return _scanned(inside.flip(0), self.row.flip(0), discount).flip(0)
 

@@ -60,10 +60,10 @@ class SftObjective:
 
 
 class _WithImitation(ABC):
-    """Factors times the policy's loss on its own tokens, and the negative log-likelihood of others, each normalized."""
+    """A weighted sum of the policy's loss on its own tokens and the NLL of other tokens, each normalized."""
 
     def __init__(self, policy: PolicyObjective, imitation: SftObjective, column: str) -> None:
-        """`column` tells the imitated tokens from the policy's."""
+        """`column` marks the imitated tokens."""
         self.policy, self._imitation = policy, imitation
         self.columns: tuple[str, ...] = (*policy.columns, column)
         self.needs_entropy, self.candidates = policy.needs_entropy, policy.candidates
@@ -135,11 +135,11 @@ class MixedObjective(_WithImitation):
 
 
 class ObservedObjective(_WithImitation):
-    """Policy loss + coef times the NLL of what tools and environments answered, averaged over those tokens.
+    """Policy loss + coef times the NLL of answers of tools and environments, averaged over their tokens.
 
-    ECHO, as in prime-rl: the policy learns to predict its environment beside acting in it. Answers have ``token_turn``
-    0 behind the policy's first turn, with the marks of the chat template, which prime-rl leaves out. Responses without
-    a trained token do not count.
+    ECHO, as in prime-rl: the policy also learns to predict its environment. Answers have ``token_turn`` 0 after the
+    policy's first turn, with the marks of the chat template, which prime-rl omits. Responses without a trained token do
+    not count.
     """
 
     def __init__(self, policy: PolicyObjective, coef: float) -> None:

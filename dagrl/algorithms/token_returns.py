@@ -20,10 +20,10 @@ def gae_advantages(
     delta_t = r_t + gamma V_(t+1) - V_t, A_t = delta_t + gamma lambda A_(t+1), target_t = A_t + V_t.
 
     Tokens with 0 in the mask (a tool's output, say) are not actions: the next unmasked token follows the one before
-    them. Rewards on them are lost, so rewards must be on tokens of the policy.
+    them. Rewards on them are ignored, so rewards must be on tokens of the policy.
 
     `rewards`, with the score of a whole response on its last token, and `values`, the critic's estimates, are ragged as
-    `mask`. `trace` is one for all rows, or one for each [S], see `length_adaptive_traces`. Returns advantages and
+    `mask`. `trace` is one value for all rows, or one for each [S], see `length_adaptive_traces`. Returns advantages and
     targets, float32, ragged as `mask` and 0 outside it.
     """
     kept = np.flatnonzero(mask.values > 0)
@@ -49,8 +49,8 @@ def gae_advantages(
 def length_adaptive_traces(mask: Column, alpha: float) -> np.ndarray:
     """A lambda for each response that grows with its length l, the tokens in the mask: 1 - 1 / (alpha l), float64 [S].
 
-    Length-adaptive GAE of VAPO (arXiv 2504.05118): the weights of the n-step estimates add up to alpha l,
-    so that they reach equally far into long and short responses. At least 0, as in NeMo-RL.
+    Length-adaptive GAE of VAPO (arXiv 2504.05118): the weights of the n-step estimates add up to alpha l, so that they
+    reach equally far in long and short responses. At least 0, as in NeMo-RL.
     """
     row = np.repeat(np.arange(len(mask)), mask.lengths)
     lengths = np.bincount(row, mask.values > 0, minlength=len(mask))
@@ -122,12 +122,12 @@ def optimal_token_baseline_advantages(
     G_t are the rewards from token t on. With p_t the token's probability and Pi_t the sum of all squared probabilities
     of its distribution, w_t = 1 - 2 p_t + Pi_t is the squared norm of its gradient with respect to the logits, and W_t
     the sum of w up to t. The baseline of least variance is B_t = sum of G_t W_t / sum of W_t over the responses of the
-    group that have a token t. It is 0 where a response is alone, as in verl.
+    group that have a token t. It is 0 if only one response has a token t, as in verl.
 
-    t counts the tokens of the policy, so answers of tools do not shift it: verl's ``tir_optimal_token_baseline``, which
-    is ``optimal_token_baseline`` where all tokens count.
+    t counts only tokens of the policy, not answers of tools: verl's ``tir_optimal_token_baseline``, which is
+    ``optimal_token_baseline`` where all tokens count.
 
-    `token_rewards` are the rewards of tokens, the log-probs are those before the update; all are ragged as `mask`.
+    `token_rewards` are the rewards of tokens, the log-probs are from before the update; all are ragged as `mask`.
     Returns float32, ragged as `mask` and 0 where it is 0. `groups` [S] are as in `grpo_advantages`.
     """
     kept = np.flatnonzero(mask.values > 0)

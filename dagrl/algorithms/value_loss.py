@@ -29,7 +29,7 @@ _AS_GOOD_AS_CONSTANT = 1e-12
 def value_loss(
     value: torch.Tensor, old_value: torch.Tensor, returns: torch.Tensor, *, cliprange: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Half the squared error of each value, shape [T], and where a clip stopped its gradient, bool.
+    """Half the squared error of each value, shape [T], and a mask of clipped gradients, bool.
 
     0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2): the gradient of a value that has moved by more than c is
     0 in that direction. As in OpenAI's baselines of PPO (arXiv 1707.06347), and described in "Implementation matters in
@@ -77,7 +77,7 @@ class ValueObjective:
         """The micro-batch's share of the loss, and tallies for `with_explained_variance`."""
         counted = tokens.weight > 0
         value = tokens.value.detach()
-        # Values of inactive tokens may be anything: 0 * inf would make the sum NaN.
+        # Inactive tokens may have any value: 0 * inf would make the sum NaN.
         before, returns = (torch.where(counted, tokens.columns[name], value) for name in ("value", "return"))
         loss, clipped = value_loss(tokens.value, before, returns, cliprange=self.cliprange)
         of_tokens = {"critic/clip_fraction": clipped, _RETURN: returns, _ERROR: returns - before}
@@ -91,7 +91,7 @@ def with_explained_variance(stats: Mapping[str, Stat]) -> dict[str, Stat]:
     """Replaces intermediate metrics of a whole batch by ``critic/explained_variance``.
 
     It is 1 - Var[R - V] / Var[R] over active tokens, with V from before the update: 1 for a perfect critic, 0 for a
-    constant one, negative for a harmful one. Left out if all returns are equal.
+    constant one, negative for a harmful one. Omitted if all returns are equal.
     """
     metrics = {name: stat for name, stat in stats.items() if name not in (_RETURN, _ERROR)}
     returns, errors = stats.get(_RETURN), stats.get(_ERROR)

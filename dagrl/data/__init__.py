@@ -1,1 +1,1 @@
-"""Batches of named ragged columns, where they come from and how they are shared out."""
+"""Batches of named ragged columns, their sources and their distribution over ranks."""

@@ -19,7 +19,7 @@ _LONG_ROW = 64
 class Column:
     """Values of one column, concatenated; with `offsets`, entry i is ``values[offsets[i] : offsets[i + 1]]``.
 
-    If a value is an array, `values` has further axes behind the first. With `index`, row i is entry ``index[i]``: rows
+    If a value is an array, `values` has further axes after the first. With `index`, row i is entry ``index[i]``: rows
     share large entries, such as the images of a prompt. Without it, rows are entries.
     """
 
@@ -35,7 +35,7 @@ class Column:
 
     @staticmethod
     def ragged(rows: Sequence[np.ndarray | Sequence[float]], dtype: str) -> Column:
-        """A ragged column of the given rows. If values are arrays, their shape is that of the first row's."""
+        """A ragged column of the given rows. If values are arrays, they have the shape of the first row's."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         values = np.concatenate(arrays) if arrays else np.zeros(0, dtype=dtype)
         return Column(values, _offsets([len(array) for array in arrays]))
@@ -167,7 +167,7 @@ def find_rows(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
     Uses a table as long as the largest id, because ids are small.
     """
     places = np.full(max(rows.max(initial=0), ids.max(initial=0)) + 1, -1)
-    # Backwards, because the last write of duplicates wins.
+    # Assigned in reverse, because the last write of duplicates wins.
     places[ids[::-1]] = np.arange(len(ids))[::-1]
     indices = places[rows]
     missing = np.sort(rows[(indices < 0) | (rows < 0)])
@@ -182,7 +182,7 @@ def _batch_of(
 
 
 def _entries(parts: Sequence[Column], indices: np.ndarray) -> Column:
-    """Gather rows of columns that share entries: each entry of a part that is needed is copied once."""
+    """Gather rows of columns that share entries: each needed entry of a part is copied once."""
     counts = [0 if part.offsets is None else len(part.offsets) - 1 for part in parts]
     firsts = np.cumsum([0, *counts[:-1]])
     own = [np.arange(len(part)) if part.index is None else part.index for part in parts]

@@ -1,7 +1,7 @@
 """Columns in files that are named by the hash of their content: equal columns are stored once.
 
-A file is a numpy archive (``.npz``) of plain arrays, written aside and renamed: a kill leaves no half of one under its
-name. What a full disk or a copy damages is found when it is read, because the content no longer has its name.
+A file is a numpy archive (``.npz``) of plain arrays, written aside and renamed: a kill leaves no partial file under its
+name. Damage by a full disk or a copy is detected on reading, because the content no longer matches the name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARTS = ("values", "offsets", "index")
 
 
 class DamagedColumnError(ValueError):
-    """A stored column is missing, or holds something else than was written."""
+    """A stored column is missing or damaged."""
 
 
 class StoredBlock(BaseModel):
@@ -68,7 +68,7 @@ class ColumnStore:
         except FileNotFoundError:
             raise DamagedColumnError(f"{path} is missing") from None
         except (OSError, ValueError, KeyError, EOFError, AssertionError, zipfile.BadZipFile) as error:
-            raise DamagedColumnError(f"{path} cannot be read: {error or 'it is not what was written'}") from error
+            raise DamagedColumnError(f"{path} cannot be read: {error or 'its content has changed'}") from error
         if content_hash(column) != name:
             raise DamagedColumnError(f"{path} holds something else than was written")
         return column
@@ -83,7 +83,7 @@ class ColumnStore:
         return Batch(self.get(block.rows).values, columns)
 
     def sweep(self, needed: set[str]) -> None:
-        """Remove all other columns, and what interrupted writes have left."""
+        """Remove all other columns, and leftovers of interrupted writes."""
         for path in self._folder.glob("*"):
             if path.stem not in needed:
                 path.unlink(missing_ok=True)

@@ -56,7 +56,7 @@ def written_reply(
     reply: Message,
     tools: Sequence[Mapping[str, object]] = (),
 ) -> str:
-    """The assistant's message `reply` as the chat template writes it after `before`, up to the token that ends it.
+    """The template's text of the assistant's message `reply` after `before`, up to the token that ends it.
 
     Raises ValueError if the template rejects the chat, or does not write one of the message's fields.
     """
@@ -98,7 +98,7 @@ def prompt_before(values: Sequence[object]) -> list[Message]:
 def response_tokens(text: str, tokenizer: PreTrainedTokenizerBase, *, by_template: bool = False) -> list[int]:
     """Token ids of a response as a policy samples it: without special tokens, except for the end token.
 
-    A chat template (`by_template`) has written the special tokens, and perhaps an end of its own.
+    A chat template (`by_template`) has written the special tokens, and perhaps another end token.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no end-of-sequence token, which a response must end with; use another one")
@@ -118,7 +118,7 @@ def in_turn(columns: Sequence[Column], groups: np.ndarray) -> Column:
 
 
 def _changed(name: str, value: Any) -> Any:
-    """Another value of a field: a text with a further character, or calls the last of which has another name."""
+    """A changed value of a field: a text with a further character, or calls with another name of the last one."""
     if isinstance(value, str) and name != CALLS:
         return f"{value}."
     *others, call = value if isinstance(value, list) else [value]

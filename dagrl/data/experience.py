@@ -1,7 +1,7 @@
 """Files of experience: one parquet file for each batch, with the columns that the other part of a pipeline reads.
 
-Rows are in the order of their ids. Beside the columns there are ``prompt_id``, and the metadata of the schema say which
-run wrote the file, for which model.
+Rows are in the order of their ids. Files also have a column ``prompt_id``, and the schema's metadata name the run that
+wrote the file, and its model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Experience:
     """A batch of experience."""
 
     batch: Batch
-    """Rows with the ids that they had, in ascending order."""
+    """Rows with their original ids, in ascending order."""
     prompt_ids: np.ndarray
     """Id of the prompt of each row, int64 [rows]."""
 
@@ -57,7 +57,7 @@ def write_experience(path: Path, experience: Experience, origin: Origin) -> None
 
 
 def read_experience(path: Path, names: Iterable[str]) -> Experience:
-    """Read some columns of a file, ``sample_id`` among them. Raises ValueError if the file is damaged."""
+    """Read some columns of a file, including ``sample_id``. Raises ValueError if the file is damaged."""
     try:
         table = pq.read_table(path, columns=[*dict.fromkeys(("sample_id", *names)), _PROMPT_ID])
         columns = columns_of(table)
@@ -68,7 +68,7 @@ def read_experience(path: Path, names: Iterable[str]) -> Experience:
 
 
 def origin_of(path: Path) -> tuple[Origin, frozenset[str]]:
-    """The writer of a file, and its columns. Raises ValueError if it is no file of experience."""
+    """The writer of a file, and its columns. Raises ValueError if it is not a file of experience."""
     try:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:

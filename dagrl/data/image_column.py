@@ -82,7 +82,7 @@ def image_columns(images: Sequence[Sequence[np.ndarray]]) -> dict[str, Column]:
 
 
 def shared_image_columns(images: Sequence[Sequence[np.ndarray]]) -> dict[str, Column]:
-    """The same, where rows with the same arrays share them."""
+    """The same; rows with the same arrays share them."""
     entries: dict[tuple[int, ...], int] = {}
     index = np.array([entries.setdefault(tuple(map(id, of_row)), len(entries)) for of_row in images], dtype=np.int64)
     _, firsts = np.unique(index, return_index=True)
@@ -91,13 +91,13 @@ def shared_image_columns(images: Sequence[Sequence[np.ndarray]]) -> dict[str, Co
 
 
 def images_at(batch: Batch, row: int, prefix: str = "") -> list[np.ndarray]:
-    """The images of a row's prompt, or with `prefix` ``response_`` of its response; none without such columns."""
+    """The images of a row's prompt, or with `prefix` ``response_`` of its response; empty without such columns."""
     if f"{prefix}pixel_values" not in batch:
         return []
     return split_images(batch[f"{prefix}pixel_values"][row], batch[f"{prefix}image_sizes"][row])
 
 
 def check_markers(markers: int, images: int) -> None:
-    """Raise ValueError if a prompt marks other than its number of images."""
+    """Raise ValueError if a prompt does not mark each of its images."""
     if markers != images:
         raise ValueError(f"the prompt has {markers} {MARKER} and {images} images; each image needs one")

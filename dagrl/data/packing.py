@@ -19,8 +19,8 @@ def pack(lengths: np.ndarray, budget: int, at_least: int = 1, groups: np.ndarray
 
     Rows are placed longest first, each into the lightest micro-batch (Graham's LPT rule), with as few micro-batches as
     the rule allows, but `at_least` that many, or one per row if there are fewer rows. Returns the row positions of
-    each, ascending; each row is in exactly one. The heaviest comes first, so that one too large for the memory fails at
-    once. The result is deterministic. Raises ValueError if a row is longer than the budget.
+    each, ascending; each row is in exactly one. The heaviest comes first, so that a micro-batch that exceeds memory
+    fails at once. The result is deterministic. Raises ValueError if a row is longer than the budget.
 
     With `groups`, any integers, rows of equal group are kept together.
     """
@@ -50,7 +50,7 @@ def pack_shared(
     alignment: int,
     least: int,
 ) -> list[np.ndarray]:
-    """As `pack`, for rows of tokens whose prefixes are computed once in a micro-batch; see `prefix_tree`.
+    """Like `pack`, for rows of tokens whose prefixes are computed once in a micro-batch; see `prefix_tree`.
 
     Rows that share a prefix stay together as far as the budget allows. Runs of tokens are padded to multiples of
     `alignment`, and rows share a prefix of `least` tokens or more.
@@ -82,7 +82,7 @@ def pack_shared(
         return _pack_groups(alone, budget, at_least, groups)  # Raises the error.
     members = [np.array(sorted(part), dtype=np.int64) for part in parts]
     together = [np.sort(np.concatenate([members[part] for part in some])) for some in pack(loads, budget, at_least)]
-    # Runs that parts cut for each other can take more than they save.
+    # Splitting runs can cost more padding than it saves.
     fit = all(_tree_size([rows[row] for row in some], least, alignment) <= budget for some in together)
     return together if fit else [members[part] for part in np.argsort(-loads, kind="stable")]
 

@@ -1,6 +1,6 @@
-"""Token sequences as a tree of runs: tokens that several sequences begin with are stored once.
+"""Token sequences as a tree of runs: common prefixes are stored once.
 
-Responses to one prompt share it, and branches of a conversation share what came before. Engines pack the runs of a tree
+Responses to one prompt share it, and branches of a conversation share their history. Engines pack the runs of a tree
 instead of whole rows. Pure numpy.
 """
 
@@ -19,7 +19,7 @@ class PrefixTree:
     runs: tuple[np.ndarray, ...]
     """Tokens of each run; a parent comes before its children."""
     parents: np.ndarray
-    """The run before each run, int64 [runs]; -1 where a sequence begins."""
+    """The parent of each run, int64 [runs]; -1 at the start of a sequence."""
     ends: np.ndarray
     """The last run of each sequence, int64 [sequences]."""
 
@@ -39,7 +39,7 @@ class PrefixTree:
 def prefix_tree(sequences: Sequence[np.ndarray], least: int = 1) -> PrefixTree:
     """The tree of non-empty integer sequences. Sequences share a run only if that saves at least `least` tokens.
 
-    In sorted order each sequence shares its prefix with the one before it, so that one comparison for each suffices.
+    In sorted order each sequence shares its prefix with the previous one, so that one comparison for each suffices.
     """
     tree = GrowingTree(least)
     ends = np.zeros(len(sequences), dtype=np.int64)
@@ -61,7 +61,7 @@ def common_length(one: np.ndarray, other: np.ndarray) -> int:
 
 
 class GrowingTree:
-    """A tree that grows by sequences in lexicographic order."""
+    """A tree to which sequences are added in lexicographic order."""
 
     def __init__(self, least: int, alignment: int = 1) -> None:
         """See `prefix_tree`. Runs are padded to multiples of `alignment`."""
@@ -91,7 +91,7 @@ class GrowingTree:
         return path[-1]
 
     def _growth(self, length: int, kept: int, cut: int) -> int:
-        """The same for a sequence of that length, with what `_shared` says of it."""
+        """Insert a sequence of that length, given the result of `_shared`."""
         start = sum(len(self._tokens[run]) for run in self._path[:kept])
         more = self._padded(length - start - cut)
         if cut:
@@ -100,7 +100,7 @@ class GrowingTree:
         return more
 
     def _shared(self, tokens: np.ndarray) -> tuple[int, int]:
-        """Runs of the newest sequence that another one shares, and tokens of the run after them, where it is cut."""
+        """Number of runs of the newest sequence that another one shares, and of shared tokens of the next run."""
         shared, start = common_length(self._newest, tokens), 0
         for kept, run in enumerate(self._path):
             end = start + len(self._tokens[run])
@@ -127,9 +127,9 @@ class GrowingTree:
         return len(self._tokens) - 1
 
     def _split(self, run: int, length: int) -> int:
-        """Cut a run behind its first `length` tokens, which become its parent; returns that one.
+        """Split a run after its first `length` tokens, which become its parent; returns the parent.
 
-        The rest keeps its number, so that the paths of sequences that end there stay valid.
+        The rest keeps its number, so that the paths of sequences that end in it stay valid.
         """
         first = self._add(self._tokens[run][:length], self._parents[run])
         self._tokens[run], self._parents[run] = self._tokens[run][length:], first

@@ -27,11 +27,11 @@ class PromptRow:
     answer: str
     """Reference answer (``reward_model.ground_truth``)."""
     extra_info: Mapping[str, Any]
-    """Further data for rewards; the same keys in every row."""
+    """Further data for rewards, with the same keys in every row."""
     ability: str = "math"
     """Kind of task, verl's term."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Further columns, such as images; the same ones in every row."""
+    """Further columns, such as images, the same in every row."""
 
     @property
     def messages(self) -> Sequence[Message]:

@@ -1,4 +1,4 @@
-"""Statistics of files of prompts: lengths, sources, duplicates, and what training and validation have in common.
+"""Statistics of files of prompts: lengths, sources, duplicates, and overlap of training and validation.
 
 Rows are read in order and not kept: memory grows by about thirty bytes for each row, and by eight for each word of the
 validation prompts.
@@ -22,18 +22,18 @@ from dagrl.data.sources.fields import answer_of, prompt_of
 from dagrl.model_files.nested_columns import column_type, repeated, value_at
 
 GRAM = 13
-"""Words in a row that two prompts share if one of them was probably made from the other (GPT-3's rule)."""
+"""Consecutive words that two prompts share if one was probably derived from the other (GPT-3's rule)."""
 _CHUNK = 4096
 _PROMPT_KEYS = ("prompt", "question", "problem", "messages", "conversations", "instruction", "input", "text")
 _ANSWER_KEYS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "target", "output")
 _SHOWN = 3
-"""Places that are named for each kind of finding."""
+"""Number of places that are reported for each kind of finding."""
 _COMMON_GRAMS = 10
-"""Validation prompts that share a gram if it is part of an instruction, not of a problem: so many, and one in 100."""
+"""A gram in at least this many validation prompts, and in one of 100, is part of an instruction, not of a problem."""
 
 Length = Callable[[Sequence[str]], Sequence[int]]
 Scores = Callable[[str], str]
-"""From a reference answer to the reward that can score it; empty if there is none."""
+"""The reward that can score a reference answer; empty if there is none."""
 
 
 @dataclass(slots=True)
@@ -63,12 +63,12 @@ class FileStats:
         self.prompts, self.answers = (np.zeros(len(self.source), np.uint64) for _ in range(2))
 
     def repeated(self) -> np.ndarray:
-        """Rows whose prompt an earlier row has."""
+        """Rows with the prompt of an earlier row."""
         _, first = np.unique(self.prompts, return_index=True)
         return np.setdiff1d(np.arange(len(self.prompts)), first)
 
     def contradicting(self) -> np.ndarray:
-        """Rows whose prompt the first row with it gives another answer."""
+        """Rows with another answer than the first row with their prompt."""
         _, first, inverse = np.unique(self.prompts, return_index=True, return_inverse=True)
         return np.flatnonzero(self.answers != self.answers[first[inverse]])
 
@@ -78,15 +78,15 @@ class FileStats:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Validation prompts that are in the training prompts."""
+    """Validation prompts that occur in the training prompts."""
 
     validation: FileStats
     same: np.ndarray
-    """Rows whose prompt a training row has after normalisation."""
+    """Rows whose normalised prompt occurs in training."""
     similar: np.ndarray
-    """Other rows that share `GRAM` words in a row with a training prompt."""
+    """Other rows that share `GRAM` consecutive words with a training prompt."""
     mostly: np.ndarray
-    """Those of them that share at least half of their words this way."""
+    """The number of these rows that share at least half of their words this way."""
 
 
 def file_stats(
@@ -99,7 +99,7 @@ def file_stats(
 ) -> FileStats:
     """Read a source once. Raises ValueError if it lacks the columns, or for a damaged row.
 
-    Without keys, the first usual ones of its columns are taken; a file need not have answers.
+    Without keys, the first usual names among its columns are used; a file need not have answers.
     """
     keys = [*((prompt_key,) if prompt_key else _PROMPT_KEYS), *((answer_key,) if answer_key else _ANSWER_KEYS)]
     for part in source.parts:
@@ -141,7 +141,7 @@ def overlap(training: Sequence[FileStats], validation: FileStats) -> Overlap:
             places = np.minimum(np.searchsorted(distinct, own), max(len(distinct) - 1, 0))
             if len(distinct):
                 shared[places[distinct[places] == own]] = True
-    # A gram of many prompts is part of an instruction.
+    # A gram in many prompts is part of an instruction.
     usual = np.bincount(inverse, minlength=len(distinct))
     shared &= usual < max(_COMMON_GRAMS, len(validation.prompts) / 100)
     count = len(validation.prompts)
@@ -151,7 +151,7 @@ def overlap(training: Sequence[FileStats], validation: FileStats) -> Overlap:
 
 
 def normalised(text: str) -> str:
-    """A text without differences of case, of white space, and of characters that look alike (NFKC)."""
+    """A text with normalised case, white space and compatible characters (NFKC)."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -212,7 +212,7 @@ _FACTORS = np.random.default_rng(13).integers(0, 2**64, GRAM, np.uint64) | np.ui
 
 
 def _grams(text: str) -> np.ndarray:
-    """A hash of each `GRAM` words in a row, uint64; of none in a shorter text."""
+    """A hash of each `GRAM` consecutive words, uint64; empty for a shorter text."""
     words = re.findall(r"\w+", normalised(text))
     if len(words) < GRAM:
         return np.zeros(0, np.uint64)

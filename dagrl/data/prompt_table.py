@@ -46,10 +46,10 @@ class PromptTable:
     ) -> None:
         """Read `source`, or a file in verl's schema.
 
-        `images` of the prompts take the places that ``<image>`` marks. `responses` are columns with responses; if they
+        `images` of the prompts are placed at their ``<image>`` marks. `responses` are columns with responses; if they
         hold chats, the messages before the response are the prompt. Without `with_answers`, the column of reference
-        answers is optional. `tools` by name are described in the chat template: for each row all of
-        them, or those in its ``extra_info.tools``. `vocab_size`: rows of the model's embedding.
+        answers is optional. `tools` by name are described in the chat template: for each row all of them, or the ones
+        in its ``extra_info.tools``. `vocab_size`: rows of the model's embedding.
         """
         self.source = source if isinstance(source, Source) else open_source("train", SourceSpec(path=source))
         self._tokenizer = tokenizer
@@ -64,10 +64,10 @@ class PromptTable:
                 title = str(part.title) if self.source.parts[1:] else self.source.title
                 self._check_columns(part.schema, title, responses, with_answers)
         self._held: dict[int, int] = {}
-        """Row that is held -> its place in `_values`."""
+        """Cached row -> its place in `_values`."""
         self._values: dict[str, list[object]] = {}
         self._encoded_rows: dict[int, tuple[str, list[int]]] = {}
-        """Rows that are held -> text and tokens of their prompts."""
+        """Cached rows -> text and tokens of their prompts."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -76,9 +76,9 @@ class PromptTable:
         return self.source.place(row)
 
     def hold(self, rows: Sequence[int]) -> None:
-        """Read and tokenise these rows at once, and keep them until others are held.
+        """Read and tokenise these rows at once, and cache them until the next call.
 
-        Rows need not be held, but reading each alone is slow. Errors are those of the methods that use a row.
+        Other rows can be used too, but reading each alone is slow. Errors are raised by the methods that use a row.
         """
         self._held = {row: place for place, row in enumerate(dict.fromkeys(rows))}
         self._values = self.source.values([*self._held], self._columns)
@@ -127,7 +127,9 @@ class PromptTable:
         return text, self._encoded(text, self._placeholder, sizes, False, row)
 
     def _image_sizes(self, prompt: str | list[dict[str, object]], row: int) -> np.ndarray | None:
-        """Sizes of the row's images [images, 2]; None if prompts are text. ValueError if the prompt marks others."""
+        """Sizes of the row's images [images, 2]; None if prompts are text. ValueError if the prompt's marks do not
+        match.
+        """
         if self._images is None:
             return None
         try:
@@ -145,7 +147,7 @@ class PromptTable:
         return str(self._tokenizer.convert_ids_to_tokens(self._images.settings.token)) if self._images else ""
 
     def _encoded(self, text: str, placeholder: str, sizes: np.ndarray | None, special: bool, row: int) -> list[int]:
-        """Token ids of a text, each `placeholder` of which stands for the tokens of an image."""
+        """Token ids of a text in which each `placeholder` becomes the tokens of an image."""
         if sizes is None or self._images is None:
             return (
                 begun_text(self._tokenizer, text) if special else self._tokenizer.encode(text, add_special_tokens=False)
@@ -189,7 +191,7 @@ class PromptTable:
 
     def texts(self, rows: Sequence[int]) -> dict[str, Column]:
         """Columns messages (JSON), answer, data_source and extra_info (JSON) of these rows; empty if the file lacks
-        one, but the data source is then the source's name.
+        one, except the data source, which is then the source's name.
         """
         if any(row not in self._held for row in rows):
             self.hold(rows)
@@ -290,7 +292,7 @@ class PromptTable:
         raise ValueError(f"{fact}; change the {what} or the tokenizer")
 
     def _check_columns(self, schema: pa.Schema, title: str, responses: Sequence[str], with_answers: bool) -> None:
-        """Raise ValueError if a file lacks a required column, or has one several times."""
+        """Raise ValueError if a file lacks a required column, or has duplicates of one."""
         if problem := repeated(schema, self._columns):
             raise ValueError(f"{title} {problem}")
         spec = self.source.spec

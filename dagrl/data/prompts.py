@@ -1,6 +1,6 @@
 """Prompts of a source by their rows, without those that are too long.
 
-`dagrl.data.prompt_table` reads the file, and `dagrl.data.order` decides which rows a step takes.
+`dagrl.data.prompt_table` reads the file, and `dagrl.data.order` chooses the rows of a step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PromptSlice:
     rows: np.ndarray
     """Row of each prompt, int64."""
     dropped: tuple[int, ...]
-    """Rows that are left out because they or their responses are too long."""
+    """Rows that are dropped because they or their responses are too long."""
     cut: tuple[int, ...]
     """Rows that are shortened, or have shortened responses."""
 
@@ -93,8 +93,8 @@ class PromptLoader:
     ) -> None:
         """Read `source`; `one_epoch` has at most `draw` of its rows, the same ones each time.
 
-        `responses` adds those of each prompt. Other options are as in `PromptTable`. Raises ValueError if the file is
-        missing, broken or empty, or lacks a column.
+        `responses` adds each prompt's responses. Other options are as in `PromptTable`. Raises ValueError if the file
+        is missing, broken or empty, or lacks a column.
         """
         self._limits = [_Limit("prompt", max_prompt_tokens, overlong)]
         if responses:
@@ -111,7 +111,7 @@ class PromptLoader:
         )
         self._draw = draw
         self._passed_over: dict[int, list[int]] = {}
-        """Row that is left out -> token counts of its prompt and responses."""
+        """Dropped row -> token counts of its prompt and responses."""
 
     def __len__(self) -> int:
         return len(self._table)
@@ -120,7 +120,7 @@ class PromptLoader:
         """The prompts of these rows that are not too long, in this order.
 
         Raises ValueError for an empty prompt, for text without tokens, for a prompt that is too long with overlong
-        ``error``, and once each row of the source has turned out to be too long.
+        ``error``, and when all rows of the source are too long.
         """
         pieces = [self._read(some) for some in batched(rows, _HELD_ROWS)] or [self._read(())]
         if len(pieces) == 1:
@@ -160,10 +160,10 @@ class PromptLoader:
         return PromptSlice(columns, np.array(kept, dtype=np.int64), tuple(dropped), tuple(cut))
 
     def one_epoch(self) -> PromptSlice:
-        """All usable prompts, or those that are drawn, in the order of the source. Raises ValueError as `read` does."""
+        """All usable prompts, or the drawn ones, in the order of the source. Raises ValueError like `read`."""
         rows = len(self)
-        # Not by the run's seed: runs with other seeds are measured on the same prompts. More are the same ones, and
-        # others.
+        # Independent of the run's seed, so that all runs are measured on the same prompts. A larger draw contains a
+        # smaller one.
         drawn = np.arange(rows) if self._draw is None else np.random.default_rng(0).permutation(rows)[: self._draw]
         taken = self.read(np.sort(drawn).tolist())
         if not len(taken.rows):
@@ -207,13 +207,13 @@ class ReadAhead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._ahead: Future[ReadPrompts] | None = None
         self._read: list[ReadPrompts] = []
-        """The prompts that were read for the next call."""
+        """The prompts that were read ahead for the next call."""
 
     def read(self, ids: Sequence[int], ahead: Sequence[int] = ()) -> ReadPrompts:
-        """The prompts `ids`, in this order; those of `ahead` are read in the background.
+        """The prompts `ids`, in this order; prompts `ahead` are read in the background.
 
-        If any of them is too long, only `dropped` counts: the caller asks again, with others in their places.
-        Raises ValueError as `PromptLoader.read` does.
+        If any of them is too long, only `dropped` is valid, and the caller must call again with replacements. Raises
+        ValueError like `PromptLoader.read`.
         """
         self._end_background()
         known = {prompt for read in self._read for prompt in (*read.ids, *read.dropped)}
@@ -236,7 +236,7 @@ class ReadAhead:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             wait([ahead])
-            # A failure comes again if the prompt is asked for.
+            # A failure is raised again if the prompt is requested.
             if ahead.exception() is None:
                 self._read.append(ahead.result())
 

@@ -1,7 +1,7 @@
 """Assigns rows to data-parallel ranks, and finds the blocks that hold them.
 
-Pure functions of row ids and lengths: the driver plans with metadata only, and workers fetch their rows. Any two
-layouts fit together by row ids.
+Pure functions of row ids and lengths: the driver plans with metadata only, and workers fetch their rows. Row ids
+connect any two layouts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A replay buffer: which groups it keeps and returns, and its files, ``step_N.parquet`` and ``index_N.parquet``.
+"""A replay buffer: its choice of groups, and its files, ``step_N.parquet`` and ``index_N.parquet``.
 
-A step's index is the state of the buffer after it, and is written last. What a step does follows from the index of the
-step before alone, so that a run goes on from any checkpoint as if it had not stopped. Files are renamed into place, and
-go once neither this run nor a checkpoint can need them.
+A step's index is the state of the buffer after it, and is written last. A step depends only on the index of the
+previous step, so that a run continues from any checkpoint as if it had not stopped. Files are renamed into place, and
+removed once neither this run nor a checkpoint can need them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dagrl.data.tables import columns_of, table_of, write_tables
 
 _GIB = 2**30
 _STREAM = 0xB0FF
-"""Sets its random numbers apart from others that are drawn from the same seed."""
+"""Separates its random numbers from others with the same seed."""
 
 
 class Entry(NamedTuple):
     """One group in a buffer."""
 
     step: int
-    """The step that has sampled it."""
+    """The step that sampled it."""
     group: int
     """Its number in that step."""
     file: int
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
     nbytes: int
     """Size of its columns, before compression."""
     version: int
-    """Version of the oldest weights that have sampled it."""
+    """Version of the oldest weights that sampled it."""
     prompt: str
     mean: float
     """Mean of the metric over its samples."""
@@ -54,12 +54,12 @@ class Entry(NamedTuple):
 
 
 def admitted(entries: Iterable[Entry], node: BufferNode) -> list[Entry]:
-    """Those of a step's new groups that the buffer takes."""
+    """Select the new groups of a step that enter the buffer."""
     return [entry for entry in entries if _is_admitted(entry, node)]
 
 
 def chosen(entries: Sequence[Entry], node: BufferNode, *, step: int, seed: int) -> list[Entry]:
-    """The groups that return to `step`, oldest first; fewer than ``groups_per_step`` if there are not so many."""
+    """The groups that return to `step`, oldest first; fewer than ``groups_per_step`` if the buffer has fewer."""
     fitting = [entry for entry in entries if _is_fit(entry, node, step)]
     draw = np.random.default_rng((seed, step, _STREAM))
     if node.policy == "fifo":
@@ -72,7 +72,7 @@ def chosen(entries: Sequence[Entry], node: BufferNode, *, step: int, seed: int) 
 
 
 def kept(entries: Iterable[Entry], node: BufferNode, *, step: int) -> list[Entry]:
-    """The groups that stay after `step`, oldest first: those that may return to a later one, within the capacity."""
+    """The groups that stay after `step`, oldest first: groups that may return to a later step, within the capacity."""
     fitting = sorted((entry for entry in entries if _is_fit(entry, node, step + 1)), key=_age)
     if node.policy == "best":
         best: dict[str, Entry] = {}
@@ -120,10 +120,10 @@ def _log_weight(entry: Entry, node: BufferNode) -> float:
 
 
 def _by_weight(log_weights: np.ndarray, draw: np.random.Generator) -> list[int]:
-    """A weighted random order without those of weight 0: by log-weights with Gumbel noise.
+    """A weighted random order without items of weight 0: by log-weights with Gumbel noise.
 
-    Kool et al., "Stochastic beams and where to find them", 2019 (arXiv 1903.06059): the same as to draw one after the
-    other, in proportion to the weights of those that are left.
+    Kool et al., "Stochastic beams and where to find them", 2019 (arXiv 1903.06059): equivalent to drawing one after the
+    other, in proportion to the remaining weights.
     """
     noise = draw.gumbel(size=len(log_weights))
     positive = np.flatnonzero(log_weights > -np.inf)
@@ -132,7 +132,7 @@ def _by_weight(log_weights: np.ndarray, draw: np.random.Generator) -> list[int]:
 
 _ORIGIN = b"dagrl.buffer"
 _SPARSE = 0.5
-"""Files in which a smaller fraction of groups is left are written again with these alone."""
+"""Files with a smaller fraction of used groups are rewritten without the unused ones."""
 _FIELDS = {"prompt": pa.string(), **dict.fromkeys(("mean", "spread", "right"), pa.float64())}
 _SCHEMA = pa.schema([(name, _FIELDS.get(name, pa.int64())) for name in Entry._fields])
 
@@ -141,13 +141,13 @@ class BufferFiles:
     """The files of one buffer."""
 
     def __init__(self, folder: Path, origin: Mapping[str, str]) -> None:
-        """`origin`: what rows of the buffer have to have in common, such as ``tokenizer`` -> a hash."""
+        """`origin`: properties that all rows of the buffer share, such as ``tokenizer`` -> a hash."""
         self._folder, self._origin = folder, dict(origin)
 
     def entries(self, step: int) -> list[Entry]:
         """The groups in the buffer after `step`; none before the first one.
 
-        Raises ValueError if the index is missing or damaged, or of another origin.
+        Raises ValueError if the index is missing or damaged, or has another origin.
         """
         path = self._index(step)
         if step < 1 or not (path.exists() or self._steps("index") or self._steps("step")):
@@ -201,14 +201,14 @@ class BufferFiles:
         write_tables([table], self._index(step))
 
     def sweep(self, needed: Collection[int], step: int) -> None:
-        """Remove indices before `step` but those of the `needed` steps, and files that no index names."""
+        """Remove indices before `step`, except those of the `needed` steps, and files that no index names."""
         for old in self._steps("index"):
             if old < step and old not in needed:
                 self._index(old).unlink(missing_ok=True)
         try:
             named = {file for left in self._steps("index") for file in _files_in(self._index(left))}
         except (OSError, pa.ArrowException):
-            return  # A later step reads the damaged index, or none does.
+            return  # A step that reads the damaged index reports it.
         for file in self._steps("step"):
             if file <= step and file not in named:
                 self._rows(file).unlink(missing_ok=True)

@@ -31,9 +31,9 @@ class Stat:
 
     @staticmethod
     def weighted(total: float, count: float) -> Stat:
-        """A mean given as numerator and denominator; `std` is undefined for it."""
+        """A mean from numerator and denominator; its `std` is undefined."""
         if not count:
-            # An unknown mean as NaN would spoil every merge.
+            # An unknown mean as NaN would make every merge NaN.
             return Stat.of(())
         mean = total / count
         return Stat(count, total, mean * total, mean, mean)

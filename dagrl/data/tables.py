@@ -19,7 +19,7 @@ def table_of(columns: Mapping[str, Column]) -> pa.Table:
     """The columns as a table.
 
     Ragged columns are lists, text is a string, and a value that is an array is a list of fixed size. A row that shares
-    its entry with the row before it has null.
+    its entry with the previous row has null.
     """
     return pa.table({name: _array_of(column) for name, column in columns.items()})
 
@@ -56,7 +56,7 @@ def _array_of(column: Column) -> pa.Array:
 
 
 def _shared_array(column: Column) -> pa.Array:
-    """Null in rows that have the entry of the row before."""
+    """Null in rows with the entry of the previous row."""
     assert column.index is not None
     begins = np.diff(column.index, prepend=-1) != 0
     entries = _array_of(Column(column.values, column.offsets))

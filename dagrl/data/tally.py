@@ -19,11 +19,11 @@ Tallies = Mapping[str, torch.Tensor]
 def tally(values: Mapping[str, torch.Tensor], counted: torch.Tensor) -> dict[str, torch.Tensor]:
     """Statistics of the values, all of shape [N], where `counted` is true, bool [N].
 
-    Other values may be anything, also NaN.
+    Other values may be arbitrary, including NaN.
     """
     if not values:
         return {}
-    # One more value, not counted, so that the reduction also works for N = 0.
+    # One more value, not counted, makes the reduction work for N = 0.
     inside = torch.nn.functional.pad(counted, (0, 1))
     table = torch.nn.functional.pad(torch.stack([value.detach().double() for value in values.values()]), (0, 1))
     filled = torch.where(inside, table, 0.0)

@@ -1,4 +1,4 @@
-"""Rules between sections of a pipeline and about files on disk: everything that must hold before a run.
+"""Rules between sections of a pipeline and about files on disk, checked before a run.
 
 `check_file` is the entry point for the command line and the runtime. Each module checks one topic and reports to
 `Findings`.

@@ -17,7 +17,7 @@ _PENALTIES = ("kl_in_reward", "overlong_buffer", "length_reward", "cosine_reward
 
 
 def check_advantage(pipeline: Pipeline, name: str, node: AdvantageNode, findings: Findings) -> None:
-    """Report options that do not go together, and responses that cannot be compared."""
+    """Report incompatible options, and responses that cannot be compared."""
     place: Place = ("nodes", name)
     if node.estimator == "gdpo" and not node.rewards:
         message = (
@@ -70,7 +70,7 @@ def check_advantage_in_graph(name: str, node: AdvantageNode, graph: Graph, findi
     inputs = graph.nodes[name].inputs
     if "teacher_logprob" in inputs and inputs["teacher_logprob"] == inputs.get("old_logprob"):
         message = "teacher and student are one column, so that the teacher's advantages are 0; read"
-        findings.warning(("nodes", name), f"{message} each from a node of its own", "teacher-is-student")
+        findings.warning(("nodes", name), f"{message} each from a separate node", "teacher-is-student")
     if node.estimator == "remax":
         _check_baseline(name, graph, findings)
     if node.estimator == "rae" and name in graph.in_rounds:

@@ -1,4 +1,4 @@
-"""Agents of rollouts: whether their functions and commands can be called, and options fit each other."""
+"""Checks of agents of rollouts: callable functions and commands, and consistent options."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _check_program(spec: AgentSpec, place: Place, folder: Path, findings: Findin
 
 
 def _check_environment(name: str, place: Place, folder: Path, findings: Findings) -> None:
-    """Loading an environment of verifiers may take long, so that is not tried."""
+    """Environments of verifiers are not loaded, because that may take long."""
     if find_spec("verifiers") is None:
         findings.error(place, "needs the package verifiers; pip install 'dagrl[verifiers]'", "missing-package")
         return
@@ -79,7 +79,7 @@ def _check_environment(name: str, place: Place, folder: Path, findings: Findings
 
 def no_program(program: str, folder: Path) -> str:
     """The message for a program that `which` does not find."""
-    return f"there is no program `{program}` on the path or in {folder}; name one that can be executed"
+    return f"there is no program `{program}` on the path or in {folder}; name an executable program"
 
 
 def which(program: str, folder: Path) -> str | None:

@@ -46,7 +46,7 @@ def _check_mini_batches(
 
 
 def _lacks_old(node: NodeBase, placed: GraphNode) -> bool:
-    """Whether an update needs the log-probs from before the step, and no node computes them."""
+    """Whether an update needs log-probs from before the step that no node computes."""
     compares = isinstance(node, UpdateNode) and node.loss.reads_old
     return compares and "old_logprob" in placed.contract.reads_if_written and "old_logprob" not in placed.inputs
 
@@ -73,7 +73,7 @@ def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph |
     told = told_by(pipeline, name, graph)
     prompt = "data.max_prompt_tokens"
     if told is not None and told.max_prompt_tokens > pipeline.data.max_prompt_tokens:
-        prompt = "the longest told prompt, max_prompt_tokens,"
+        prompt = "the longest teacher's prompt, max_prompt_tokens,"
     return [
         _Longest(
             tokens + max(0, (told.max_prompt_tokens if told else 0) - pipeline.data.max_prompt_tokens),
@@ -89,7 +89,7 @@ def _check_micro_batch(
     pipeline: Pipeline, name: str, node: PackingNode, graph: Graph | None, findings: Findings
 ) -> None:
     if pipeline.engines[str(node.engine)].reads_messages:
-        return  # It has another tokenizer, and puts a long row in a separate batch.
+        return  # The engine has another tokenizer, and puts a long row in a separate batch.
     multiple, engine = _row_alignment(pipeline, str(node.engine))
     for longest in _longest_of(pipeline, name, node, graph):
         whole, padded = longest.rows * longest.tokens, longest.rows * (-(-longest.tokens // multiple) * multiple)
@@ -131,7 +131,7 @@ def _warn_of_long_rows(
         of_policy = pipeline.model_section(engine) == ("model",) and not isinstance(node, DemonstrationNode)
         of_policy = of_policy or pipeline.engines[engine].reads_messages
         if positions is None or of_policy or told_by(pipeline, name, graph) is not None:
-            continue  # `telling` reports long prompts that a teacher is told.
+            continue  # `telling` reports long prompts of teachers.
         longest = max((each.tokens for each in _longest_of(pipeline, name, node, graph)), default=0)
         if longest > positions.value:
             message = (
@@ -143,7 +143,7 @@ def _warn_of_long_rows(
 
 
 def _row_alignment(pipeline: Pipeline, engine: str) -> tuple[int, str]:
-    """The multiple that rows are padded to, and the engine whose layout sets it."""
+    """The multiple to which rows are padded, and the engine whose layout sets it."""
     spec = pipeline.engines.get(engine)
     if spec is not None and spec.frozen_copy_of is not None:
         engine, spec = spec.frozen_copy_of, pipeline.engines.get(spec.frozen_copy_of)

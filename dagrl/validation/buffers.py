@@ -1,4 +1,4 @@
-"""Buffers: options that contradict each other, and losses that take old samples for new ones."""
+"""Buffers: options that contradict each other, and losses that treat old samples as new ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dagrl.config.schema import BufferNode, Pipeline, UpdateNode
 from dagrl.graph.dag import Graph
 
 _OFF_POLICY = ("opmd", "opmd_kimi", "opmd_pairwise", "dro")
-"""Losses that are derived for samples of other policies."""
+"""Losses for samples of other policies."""
 
 
 def check_buffers(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:

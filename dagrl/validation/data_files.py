@@ -1,6 +1,6 @@
-"""Prompt files: whether they exist, follow verl's schema, and have rows that a run can use.
+"""Checks of prompt files: existence, schema and first rows;
 
-Reads their schemas and first rows; `dagrl.data` reads all rows.
+`dagrl.data` reads all rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AnswerReader:
 
 
 def check_data_files(pipeline: Pipeline, graph: Graph | None, folder: Path, findings: Findings) -> dict[str, int]:
-    """Report wrong prompt files; the number of rows of the right ones, by their key under ``data``.
+    """Report wrong prompt files; returns the number of rows of the right ones, by their key under ``data``.
 
     `graph` is None if it has problems; `folder` holds the user's modules.
     """
@@ -93,7 +93,7 @@ def _check_source(
     share: float,
     findings: Findings,
 ) -> int | None:
-    """Return the rows of a source's files; None if one of them is wrong, or there are none."""
+    """Return the number of rows of a source's files; None if one of them is wrong, or without files."""
     # The first and the last file, and some between them.
     some = {round(part * (len(files) - 1) / _MOST_FILES) for part in range(_MOST_FILES + 1)}
     right = [_check_rows(files[number], place, wanted, share, findings) for number in sorted(some) if files]
@@ -115,7 +115,7 @@ def _check_source(
 
 
 def _files(spec: SourceSpec, place: Place, findings: Findings) -> list[PromptFile]:
-    """The files of a source; none of the Hub, or if one of them is wrong."""
+    """The files of a source; empty for a data set of the Hub, or if one of them is wrong."""
     if spec.split is not None and spec.paths and not any(path.is_dir() for path in spec.paths):
         fact = f"`split` chooses among the files of a folder, and {spec.title} is none"
         findings.warning((*place, "split"), removal(fact), "unused-split")
@@ -130,7 +130,7 @@ def _files(spec: SourceSpec, place: Place, findings: Findings) -> list[PromptFil
 
 
 def _check_hub(spec: SourceSpec, place: Place, wanted: _Wanted, findings: Findings) -> int | None:
-    """Return the rows of a data set of the Hub, as far as they are known; the rest is checked when it is read."""
+    """Return the number of rows of a data set of the Hub, if known; the rest is checked when it is read."""
     from dagrl.data.sources.source import builder_of
 
     try:
@@ -146,7 +146,7 @@ def _check_hub(spec: SourceSpec, place: Place, wanted: _Wanted, findings: Findin
 
 
 def holds_chats(spec: SourceSpec, responses: tuple[str, ...]) -> bool:
-    """Whether prompts are lists of messages: their column, or else what precedes `responses`. False if unreadable."""
+    """Whether prompts are lists of messages, in their column or before `responses`. False if unreadable."""
     import pyarrow as pa
 
     if spec.system_prompt is not None:
@@ -158,7 +158,7 @@ def holds_chats(spec: SourceSpec, responses: tuple[str, ...]) -> bool:
         with sampled(files[0]) as file:
             names, key = file.schema.names, spec.prompt_key
             there = column_type(file.schema, key) is not None
-            # Where there is a column of texts too, only the rows say which of the two is the prompt.
+            # With a column of texts as well, only the rows show which of the two is the prompt.
             kinds = [column_type(file.schema, name) for name in ((key,) if there else responses)]
             if any(map(_is_chat, kinds)):
                 return True
@@ -365,7 +365,7 @@ def _of_reward(name: str, node: RewardNode, sources: frozenset[str], folder: Pat
 
 
 def _uses_answer(node: GraphNode, folder: Path) -> bool:
-    """Whether a node uses the answers that all nodes of its kind get."""
+    """Whether a node uses the answers."""
     match node.spec:
         case RolloutNode(environment=str(environment)):
             return _has_parameter(environment, "reset", folder)

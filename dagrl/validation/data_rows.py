@@ -1,6 +1,6 @@
 """Rows of a prompt file that a run cannot use: prompts, responses and reference answers that are null or empty.
 
-The first rows are read, up to `SCANNED_ROWS` and `SCANNED_BYTES`. In the rows after them only nulls are found, with the
+The first rows are read, up to `SCANNED_ROWS` and `SCANNED_BYTES`. In later rows only nulls are detected, from the
 file's statistics.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SCANNED_ROWS = 20_000
 SCANNED_BYTES = 16 << 20
-"""As Arrow holds them in memory. Both bounds together take 0.1 s."""
+"""Size of the rows in Arrow's memory. Reading up to both bounds takes 0.1 s."""
 _DECODED_ROWS = 32
 """Rows whose images are decoded; of others only the headers are read."""
 
@@ -48,11 +48,11 @@ class CheckedColumns:
     """Columns, or fields of structs, with responses."""
     answers: bool = False
     alone: bool = False
-    """Whether there is no column of prompts beside chats with responses."""
+    """Whether chats with responses have no separate column of prompts."""
     images: str | None = None
     """The column with the images of prompts."""
     folder: Path = Path()
-    """Where relative paths of images begin."""
+    """The folder of relative paths of images."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class RowFaults:
     faults: dict[Flaw, list[int]] = field(default_factory=dict)
     """The rows, or lines, with each fault."""
     behind: dict[Flaw, tuple[int, int]] = field(default_factory=dict)
-    """The first and the last row between which statistics tell of a fault, behind the rows that were read."""
+    """The first and the last row of a range, after the scanned rows, in which statistics show a fault."""
 
     def everywhere(self, what: Flaw) -> bool:
         """Whether all scanned rows have a fault."""
@@ -84,7 +84,7 @@ class RowFaults:
 
 
 def row_faults(file: SampledFile, columns: CheckedColumns, share: float = 1.0) -> RowFaults:
-    """Faults in the first rows of a file; `share` of the usual number of them.
+    """Faults in the first rows of a file, of which `share` of the usual number is read.
 
     OSError, ArrowException and ValueError if it is damaged.
     """
@@ -119,7 +119,7 @@ def _nulls_behind(file: pq.ParquetFile, columns: CheckedColumns, scanned: int) -
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         end = start + group.num_rows
-        # The nulls of a group that was read in part may be in that part.
+        # The nulls of a partly read group may be in the part that was read.
         for index in range(group.num_columns) if scanned <= start else ():
             chunk = group.column(index)
             nulls = chunk.statistics.null_count if chunk.statistics and chunk.statistics.has_null_count else 0

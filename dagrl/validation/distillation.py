@@ -1,4 +1,6 @@
-"""On-policy distillation: learning from nothing, teachers that lack rows, and teachers that are the student."""
+"""Checks of on-policy distillation: nodes without anything to learn from, teachers that lack rows, and teachers that
+are the student.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def check_distillation(pipeline: Pipeline, findings: Findings) -> None:
                     message = "without a policy loss there is nothing to learn; add `distillation: {}` under `loss`"
                     findings.error((*place, "loss", "policy"), message, "nothing-to-learn")
                 if node.loss.policy == "none" and node.rollout_correction and node.rollout_correction.rollout_is:
-                    why = "it weighs the policy loss, and `policy: none` has none"
+                    why = "it weighs the policy loss, but `policy: none` has no policy loss"
                     findings.superfluous((*place, "rollout_correction", "rollout_is"), why)
                 taught = node.loss.distillation
                 if taught is not None and taught.outside == "zero" and taught.divergence in ("forward_kl", "jsd"):
@@ -73,7 +75,7 @@ def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Find
 
 
 def _reads_others(graph: Graph, teacher: str) -> bool:
-    """Whether a teacher reads other columns than the policy, such as a prompt that it is told."""
+    """Whether a teacher reads other columns than the policy, such as a teacher's prompt."""
     return any(wire.column != column for column, wire in graph.nodes[teacher].inputs.items())
 
 
@@ -107,7 +109,7 @@ def _check_readers(node: GraphNode, graph: Graph, findings: Findings) -> None:
 
 
 def _may_lack(teacher: NodeBase | None) -> bool:
-    """Whether a node writes NaN for rows that it has not read."""
+    """Whether a node writes NaN for rows that it does not read."""
     if isinstance(teacher, MergeNode):
         return teacher.uncovered == "skip"
     return isinstance(teacher, LogprobNode) and teacher.rows is not None
@@ -180,7 +182,7 @@ def _check_candidates(name: str, wire: Wire, graph: Graph, findings: Findings) -
         message = f"`{wire.column}` is {column.dtype} {column.shape.value}"
         remedy = "name the ids that a node `{op: logprob, top_k: ...}` writes"
         place: Place = ("nodes", name, "candidates")
-        # `scorers` has reported servers and endpoints, which return none.
+        # `scorers` reports servers and endpoints, which return none.
         findings.error(place, f"{message}; {remedy}", "wrong-column-kind", depends_on=[place])
 
 

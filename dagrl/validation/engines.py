@@ -1,4 +1,4 @@
-"""Groups and engines: whether they exist and fit each other, and can do what nodes ask of them."""
+"""Checks of groups and engines: existence, consistency, and the capabilities that nodes need."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SHARED_SECTIONS = (
     *("parallel", "transformer", "optimizer", "lr_schedule", "ddp", "offload"),
     *("model", "head", "dist_checkpointing_path", "fused_linear_cross_entropy", "sleep"),
 )
-"""Sections that a frozen copy has from the engine that it is a copy of."""
+"""Sections that a frozen copy takes from its original engine."""
 _HEADS = {"lm": "the language model's", "value": "a critic's", "reward": "a reward model's"}
 _HEADS_OF_OPS = {"values": "value", "critic": "value", "reward_model": "reward"}
-"""Ops that need another head than the language model's."""
+"""Ops that need a head other than the language model's."""
 _VERBS = {
     Capability.GENERATE: "generates",
     Capability.SCORE: "computes log-probs and values",
@@ -63,7 +63,7 @@ def _trained_by(pipeline: Pipeline) -> dict[str, list[str]]:
 
 
 def _policies(pipeline: Pipeline) -> list[str]:
-    """Trained engines that generators can have their weights from: not critics."""
+    """Trained engines that can send weights to generators; critics cannot."""
     engines = pipeline.engines
     return [name for name in _trained_by(pipeline) if name in engines and engines[name].head == "lm"]
 

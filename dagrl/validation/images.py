@@ -1,4 +1,4 @@
-"""Images of prompts: a model that sees, engines that take images, and options that fit them."""
+"""Checks of prompts with images: a vision model, engines that accept images, and consistent options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLACE: Place = ("data", "image_key")
 
 
 def check_images(pipeline: Pipeline, graph: Graph | None, findings: Findings) -> None:
-    """Report a pipeline with ``data.image_key`` whose model or engines cannot see, and options that need it."""
+    """Report models and engines without images for ``data.image_key``, and options that need this key."""
     data = pipeline.data
     _check_judges(pipeline, findings)
     if data.image_key is None:
@@ -45,7 +45,7 @@ def check_images(pipeline: Pipeline, graph: Graph | None, findings: Findings) ->
 
 
 def _is_blind(pipeline: Pipeline, engine: str) -> str:
-    """The type of an engine's model if it reads text alone; empty if it sees, or is unknown."""
+    """The type of an engine's model if it reads only text; empty for vision models and unknown ones."""
     try:
         family = find_family(read_config(pipeline.model_of(engine)).get("model_type"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Models: one source of weights, a whole folder, a tokenizer that makes sense, and sizes that fit each other.
+"""Checks of models: one source of weights, a complete folder, a suitable tokenizer, and consistent sizes.
 
 Only small files and headers are read (`model_weights`, `tokenizer_files`): `dagrl.backends` loads the model.
 """
@@ -26,10 +26,9 @@ _OWN_TOKENIZER = "take the model's own tokenizer"
 
 
 def check_models(pipeline: Pipeline, findings: Findings, *, with_files: bool = True) -> dict[str, ModelSizes]:
-    """Report what is wrong with the models, the files that they name, and their sizes.
+    """Report problems of the models, their files and their sizes.
 
-    Without `with_files`, only config.json of a folder is read. Returns the sizes of each engine's model, as far as they
-    are known.
+    Without `with_files`, only config.json of a folder is read. Returns the known sizes of each engine's model.
     """
     users: dict[tuple[str, ...], list[str]] = {("model",): []}
     for name in pipeline.engines:
@@ -57,18 +56,18 @@ class _Model:
     section: tuple[str, ...]
     model: ModelSpec
     tokenizer: Path | TokenizerSpec | None
-    """The model's tokenizer; an engine's model that names none has that of the pipeline's model."""
+    """The model's tokenizer; an engine's model without one has the tokenizer of the pipeline's model."""
     engines: Sequence[str]
     findings: Findings
     with_files: bool
 
     @property
     def source(self) -> Place:
-        """Where the file says the model's config."""
+        """The place of the model's config in the file."""
         return (*self.section, "init" if self.model.init else "path")
 
     def check(self) -> HfConfig | None:
-        """Return the fields of the model's config; None where they cannot be read or are wrong."""
+        """Return the fields of the model's config; None if they cannot be read or are wrong."""
         path, init, config = self.model.path, self.model.init, None
         if path is None and init is None:
             message = "says no model; add `path:` (a Hugging Face folder) or `init:` (random weights)"

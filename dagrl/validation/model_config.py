@@ -1,7 +1,7 @@
-"""The config of a model, in ``model.init`` and in config.json alike: its fields, what can be built of it, its scale.
+"""The config of a model, in ``model.init`` and in config.json alike: its fields, unsupported features, and its scale.
 
-The config class of the installed transformers says which fields there are. Without transformers, and for model types
-that no family has, names are not checked; the engine checks once more when it builds the model.
+The config class of the installed transformers gives the fields. Without transformers, and for model types without a
+family, names are not checked; the engine checks again when it builds the model.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MOST_PARAMETERS = 10**13
 
 
 def check_config(section: Place, config: HfConfig, file: Path | None, findings: Findings) -> bool:
-    """Report fields that the config class does not have, values that they cannot have, and sizes that do not fit.
+    """Report fields that the config class lacks, invalid values, and sizes that do not fit.
 
-    `section` is where the pipeline says the config, ``model.init`` or ``model.path``; `file` is the folder's
+    `section` is the place of the config in the pipeline, ``model.init`` or ``model.path``; `file` is the folder's
     config.json, which may have extra fields. Returns whether all values are of the right kind.
     """
     family = find_family(config.get("model_type"))
@@ -65,9 +65,9 @@ def check_config(section: Place, config: HfConfig, file: Path | None, findings: 
 def check_family(
     pipeline: Pipeline, names: Sequence[str], section: Place, config: HfConfig, findings: Findings
 ) -> None:
-    """Report what those of the engines `names` cannot build whose backends build families.
+    """Report features that engines among `names` whose backends build families cannot build.
 
-    The config has no values that `check_config` reports.
+    The config has passed `check_config`.
     """
     native = any(backend_of(pipeline.engines[name]).builds_families for name in names)
     model_type = config.get("model_type")
@@ -85,7 +85,8 @@ def check_family(
 
 
 def check_scale(pipeline: Pipeline, engines: Sequence[str], section: Place, findings: Findings) -> None:
-    """Report a model of more parameters than can be, or than the groups of its `engines` have memory for.
+    """Report a model with an impossible number of parameters, or more than fit into the memory of its `engines`'
+    groups.
 
     Only the weights count, without gradients, optimizer and activations: `dagrl plan` counts all.
     """
@@ -106,7 +107,7 @@ def check_scale(pipeline: Pipeline, engines: Sequence[str], section: Place, find
 
 
 def _lack_of_memory(pipeline: Pipeline, name: str, parameters: int) -> str | None:
-    """Return what the GPUs of an engine's group lack for the weights; None if they fit, or may fit."""
+    """Return the memory that the GPUs of an engine's group lack for the weights; None if they fit, or may fit."""
     engine = pipeline.engines[name]
     home = pipeline.engines.get(engine.frozen_copy_of or "", engine)
     group = pipeline.groups.get(home.group or "")
@@ -127,5 +128,5 @@ def _lack_of_memory(pipeline: Pipeline, name: str, parameters: int) -> str | Non
 
 
 def _place_of(section: Place, field: str) -> Place:
-    """Return where the file says a field of the config: itself in ``init``, the whole folder otherwise."""
+    """Return the place of a config's field in the file: the field in ``init``, otherwise the whole folder."""
     return (*section, field) if section[-1] == "init" else section

@@ -1,6 +1,7 @@
-"""A folder's weight files, held against its config.json: whole files, and all tensors in dtypes and shapes that load.
+"""Checks of a folder's weight files against its config.json: complete files, and all tensors in loadable dtypes and
+shapes.
 
-Reads headers only. The tensors of a family are known; without one, files and their index are checked.
+Reads headers only. The tensors of a known family are checked; otherwise files and their index.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ _Tensors = Mapping[str, _StoredTensor]
 
 
 def readers_of(pipeline: Pipeline, engines: Iterable[str]) -> list[WeightReader]:
-    """Return how those engines read the weights of their model's folder, each way once."""
+    """Return the distinct ways in which these engines read the weights of their model's folder."""
     specs = (pipeline.engines[name] for name in engines)
     readers = (backend_of(spec).weight_reader(spec) for spec in specs)
     return list(dict.fromkeys(reader for reader in readers if reader is not None and reader.checked))
 
 
 def may_be_quantised(pipeline: Pipeline, engines: Sequence[str]) -> bool:
-    """Whether those engines, and they alone, load a model by libraries that dequantise it, and it is never trained."""
+    """Whether all these engines load the model by libraries that dequantise it, and no engine trains it."""
     specs = [pipeline.engines[name] for name in engines]
     readers = [backend_of(spec).weight_reader(spec) for spec in specs]
     return bool(readers) and all(reader is not None and reader.quantised for reader in readers)
@@ -73,9 +74,9 @@ def check_model_folder(folder: Path) -> None:
 
 
 def check_weights(folder: Path, config: HfConfig | None, readers: Sequence[WeightReader]) -> None:
-    """Check the weights of a folder. ValueError with the first problem, OSError where a file cannot be read.
+    """Check the weights of a folder. ValueError with the first problem, OSError if a file cannot be read.
 
-    `config` is None where it is not known, or wrong itself.
+    `config` is None if it is unknown or wrong.
     """
     if not readers:
         return
@@ -145,7 +146,7 @@ def _check_tensors(
     try:
         shape = family.shape(config)
     except (ValueError, TypeError, ArithmeticError):
-        return  # Fields that are no sizes are reported with the config.
+        return  # Invalid sizes are reported with the config.
     wanted: dict[str, tuple[int, ...]] = {}
     missing: list[str] = []
     for name, size in published_tensors(shape, reader.head):
@@ -192,5 +193,5 @@ def _of(tensors: _Tensors, name: str) -> str:
 
 
 def _more(names: Sequence[str]) -> str:
-    """Return how many tensors there are beside the first."""
+    """Return the number of tensors beside the first, in words."""
     return f" (and {len(names) - 1} more alike)" if len(names) > 1 else ""

@@ -1,4 +1,4 @@
-"""The order of training prompts: its sources, its sampler, and what it learns from."""
+"""Checks of the order of training prompts: its sources, its sampler, and its metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One part of a pipeline: what `dagrl run --only` runs, as a pipeline of its own with the graph of that part."""
+"""One part of a pipeline for `dagrl run --only`: a pipeline with the graph of that part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PartOptions:
     only: tuple[str, ...]
     """Nodes of the part."""
     share: Share = ALL
-    """Only of an explorer."""
+    """Only for an explorer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,21 @@ class Part:
         return whole.with_name(f"{whole.name}-explorer-{self.share}") if self.explores else whole
 
     def most_ahead(self, pipeline: Pipeline) -> int:
-        """Batches that may wait for the trainer when an explorer begins one, so that none is too old when it is used.
+        """Batches that may wait for the trainer when an explorer starts one, so that no batch is too old when it is
+        used.
 
-        The other explorers may be at work on one each.
+        The other explorers may each work on one more.
         """
         return pipeline.schedule.max_staleness - (self.share.of - 1)
 
     def scheduled(self, plan: Plan, pipeline: Pipeline) -> Plan:
-        """The plan with as many steps at once as this part may have."""
+        """The plan with the number of concurrent steps of this part."""
         alone = not self.explores or self.share.of == 1
         return replace(plan, max_staleness=min(1, pipeline.schedule.max_staleness) if alone else 0)
 
 
 def take_part(checked: CheckedPipeline, options: PartOptions) -> tuple[CheckedPipeline, Part]:
-    """One part of a pipeline. PartError if there is no such part."""
+    """One part of a pipeline. PartError if it does not exist."""
     whole, share = checked.loaded.pipeline, options.share
     found = cut(checked.graph, whole, options.only)
     graph = found.graph
@@ -70,7 +71,7 @@ def take_part(checked: CheckedPipeline, options: PartOptions) -> tuple[CheckedPi
     _check(whole, part)
     run: dict[str, object] = {}
     if part.explores:
-        # Its state is small, and what is saved is not sampled again.
+        # Its state is small, and saved batches are not sampled again.
         run |= {"save_every": 1, "async_save": False, "keep_best": None}
     if not part.explores or SAMPLES_NODE not in graph.nodes:
         run |= {"validate_every": None, "validate_first": False}
@@ -88,7 +89,7 @@ def policies_sent(pipeline: Pipeline) -> list[str]:
 
 
 def starts_from_model(pipeline: Pipeline, engine: str) -> bool:
-    """Whether a trained engine starts with the weights that all engines of its model have at first."""
+    """Whether a trained engine starts with its model's initial weights, like all engines of the model."""
     return backend_of(pipeline.engines[engine]).start_folder(pipeline.engines[engine]) is None
 
 
@@ -105,7 +106,9 @@ def _check(pipeline: Pipeline, part: Part) -> None:
             raise PartError(f"--only: `{name}` sends adapters, and explorers take whole weights; set lora.merge: true")
     for name, engine in pipeline.engines.items():
         if engine.weights_from and engine.taken_fp8 is not None:
-            raise PartError(f"--only: `{name}` takes weights in fp8, and files hold those of the trainer; remove that")
+            raise PartError(
+                f"--only: `{name}` receives weights in fp8, but files hold the trainer's format; remove that"
+            )
     others, interval = (part.share.of - 1 if part.explores else 0), schedule.weights_every or 1
     if (needed := others + interval - 1) > schedule.max_staleness:
         several = f"with {part.share.of} explorers" if others else ""

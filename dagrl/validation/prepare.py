@@ -31,7 +31,7 @@ def prepare(
 ) -> PreparedPipeline:
     """Check a pipeline file and plan it, or one part. `with_weights`: fetch the weights of models of a hub first.
 
-    PipelineError with all problems; HubError if weights cannot be fetched; PartError if there is no such part.
+    PipelineError with all problems; HubError if weights cannot be fetched; PartError if the part does not exist.
     """
     checked = check_file(path, overrides)
     if with_weights and download(checked.loaded.pipeline):
@@ -46,7 +46,7 @@ def prepare(
 def placed(checked: CheckedPipeline) -> PreparedPipeline:
     """Decide ``sleep: auto``, and warn of each engine that does not fit on the GPUs that the file names.
 
-    The memory is an estimate, so nothing is refused.
+    Memory is an estimate, so misfits are not refused.
     """
     loaded = checked.loaded
     placement = place(loaded.pipeline, checked.graph)

@@ -32,7 +32,7 @@ from dagrl.validation.scorers import check_source
 def check_rewards(pipeline: Pipeline, folder: Path, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
     """Report wrong rewards, judges, references and sampling options.
 
-    `folder` holds the user's modules, `sizes` are those of the engines' models.
+    `folder` holds the user's modules, `sizes` are the sizes of the engines' models.
     """
     for name, node in pipeline.nodes.items():
         place: Place = ("nodes", name)

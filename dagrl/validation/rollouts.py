@@ -189,7 +189,7 @@ def _warn_of_foreign_samples(pipeline: Pipeline, name: str, node: UpdateNode, gr
 def _check_filters(pipeline: Pipeline, findings: Findings) -> None:
     filters = [(name, node) for name, node in pipeline.nodes.items() if isinstance(node, FilterNode)]
     for name, _ in filters[1:]:
-        message = f"`{filters[0][0]}` filters already; combine both rules in a function of your own (`fn`)"
+        message = f"`{filters[0][0]}` filters already; combine both rules in your own function (`fn`)"
         findings.error(("nodes", name), message, "several-filters")
     if not filters:
         return

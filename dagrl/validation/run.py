@@ -1,4 +1,4 @@
-"""Validation, checkpoints, profiles and trackers: whether the run measures and keeps what the file asks for."""
+"""Checks of validation, checkpoints, profiles and trackers: consistent intervals, metrics and files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dagrl.plugins.tracker import check_tracker
 _VOTE: Place = ("data", "val_vote")
 _METRIC: Place = ("run", "keep_best", "metric")
 _OPTIONAL_TRACKERS = ("mlflow", "swanlab")
-"""Trackers that dagrl does not install by itself."""
+"""Trackers whose packages dagrl does not install by default."""
 
 
 def check_run(pipeline: Pipeline, folder: Path, findings: Findings) -> None:

@@ -21,7 +21,7 @@ _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 1024
 _INFERRED_ROWS = 256
 _JSON_COST = 4
-"""Time to read JSON, in that of as many bytes of Arrow."""
+"""Time to read JSON, relative to the same number of bytes of Arrow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class RowBatch:
     """Numbers of the rows, or lines from 1."""
     rows: list[Row]
     size: int
-    """Bytes in memory, or as many as take as long to read."""
+    """Bytes in memory, or the number that takes as long to read."""
 
 
 class SampledFile:
@@ -95,7 +95,7 @@ class SampledFile:
 
 @contextmanager
 def sampled(file: PromptFile) -> Iterator[SampledFile]:
-    """Open a file. OSError and ArrowException if it is damaged, ValueError for JSON that is."""
+    """Open a file. OSError and ArrowException if it is damaged, ValueError for damaged JSON."""
     import pyarrow.parquet as pq
 
     if file.kind == "parquet":

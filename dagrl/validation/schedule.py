@@ -83,5 +83,5 @@ def _check_in_flight(pipeline: Pipeline, findings: Findings) -> None:
 
 
 def _with_new_weights(pipeline: Pipeline) -> dict[str, EngineSpec]:
-    """Engines that get weights of a trained engine."""
+    """Engines that receive weights of a trained engine."""
     return {name: engine for name, engine in pipeline.engines.items() if engine.weights_from is not None}

@@ -1,4 +1,4 @@
-"""Nodes that ask a model, on an engine or behind an endpoint, and the log-probs that servers compute."""
+"""Checks of nodes that query a model, on an engine or behind an endpoint, and of log-probs from servers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_scorers(pipeline: Pipeline, graph: Graph | None, sizes: Mapping[str, M
 
 
 def check_source(place: Place, node: EndpointNode, findings: Findings) -> bool:
-    """Whether a node names an engine or an endpoint, and not both."""
+    """Check that a node names either an engine or an endpoint."""
     if (node.engine is None) == (node.endpoint is None):
         message = f"the {node.op} needs one source; name an `engine` of this pipeline, or an `endpoint` and its `model`"
         findings.error(place, message, f"{node.op}-source")
@@ -75,7 +75,7 @@ def _check_servers(
     place: Place = ("nodes", name, "engine")
     if (source := engine.weights_from) is not None:
         message = f"`{node.engine}` has the weights of `{source}`, so its log-probs are the policy's own"
-        remedy = f"name `{source}`, or servers without `weights_from` and with a `model` of their own"
+        remedy = f"name `{source}`, or servers without `weights_from` and with a separate `model`"
         findings.error(place, f"{message}; {remedy}", "scores-itself", depends_on=[("engines", str(node.engine))])
         return
     if "tokens_per_micro_batch" in node.model_fields_set:

@@ -1,4 +1,4 @@
-"""Settings of single sources of prompts: whether they have an effect, and fit those of all sources."""
+"""Checks of settings of single sources of prompts: effect, and consistency with all sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _check_names(pipeline: Pipeline, findings: Findings) -> None:
                 )
         if isinstance(node, RewardNode) and node.fn is None:
             if node.args:
-                message = "are those of `fn`, which is missing"
+                message = "are arguments of `fn`, which is missing"
                 findings.superfluous(("nodes", name, "args"), message, "move them to the functions of `by_source`")
             for source in dict.fromkeys((*sampled, *validated)):
                 if source not in node.by_source:

@@ -82,7 +82,7 @@ def _table(rows: Iterable[tuple[str, ...]]) -> RenderableType:
 
 
 def _schedule(pipeline: Pipeline) -> Iterable[str]:
-    """How steps overlap; nothing if they do not."""
+    """A description of how steps overlap; empty if they do not."""
     schedule, moment = pipeline.schedule, "between rollouts"
     if schedule.max_staleness:
         moment = "during rollouts" if schedule.in_flight_weight_update else moment

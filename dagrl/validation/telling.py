@@ -1,4 +1,4 @@
-"""Prompts that a teacher is told (`op: tell`): their template, their lengths, and rollouts that they do not go with."""
+"""Checks of teachers' prompts (`op: tell`): their template, their lengths, and incompatible rollouts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dagrl.graph.dag import Graph, Wire
 from dagrl.validation.distillation import TAUGHT
 
 _FACTS = {"demonstration": "demonstration", "peer_reward": "response", "feedback": "feedback"}
-"""Option -> what the template calls its text."""
+"""Option -> name of its text in the template."""
 
 
 def check_telling(pipeline: Pipeline, findings: Findings) -> None:
-    """Report nodes that tell nothing, wrong templates, and rollouts with prompts of their own."""
+    """Report nodes without added information, wrong templates, and rollouts with their own prompts."""
     for name, node in pipeline.nodes.items():
         if not isinstance(node, TellNode):
             continue
@@ -39,14 +39,14 @@ def check_telling(pipeline: Pipeline, findings: Findings) -> None:
 
 
 def told_by(pipeline: Pipeline, name: str, graph: Graph | None) -> TellNode | None:
-    """The node that writes the prompts that a node reads, if it tells them more than the policy."""
+    """The `tell` node that writes the prompts of a node, if any."""
     wire = graph.nodes[name].inputs.get("prompt_tokens") if graph and name in graph.nodes else None
     node = pipeline.nodes.get(wire.node) if wire else None
     return node if isinstance(node, TellNode) else None
 
 
 def check_told_lengths(pipeline: Pipeline, graph: Graph, sizes: Mapping[str, ModelSizes], findings: Findings) -> None:
-    """Report told prompts that the teacher does not read, and those that are longer than its model."""
+    """Report prompts that no teacher reads, and prompts longer than the teacher's context."""
     for teller in _unheard(pipeline, graph):
         message = "its `teacher_mask` chooses the rows of a teacher that does not read its `teacher_prompt_tokens`"
         remedy = "add `read: {prompt_tokens: teacher_prompt_tokens}` to that node"
@@ -70,7 +70,7 @@ def check_told_lengths(pipeline: Pipeline, graph: Graph, sizes: Mapping[str, Mod
 
 
 def _unheard(pipeline: Pipeline, graph: Graph) -> list[str]:
-    """Nodes whose mask chooses what is learned from teachers none of which reads the prompts that they tell."""
+    """`tell` nodes whose mask selects rows for teachers that do not read their prompts."""
     found: dict[str, None] = {}
     for node in graph.nodes.values():
         mask = node.inputs.get("teacher_mask")
@@ -105,7 +105,7 @@ def _given(node: TellNode) -> list[str]:
 
 
 def _problem_of(node: TellNode) -> str | None:
-    """What is wrong with a template."""
+    """The fault of a template."""
     from jinja2 import TemplateSyntaxError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -123,7 +123,7 @@ def _problem_of(node: TellNode) -> str | None:
         return f"it leaves out what is told; add {{{{ {_given(node)[0]} }}}}"
     if node.message == "user" and "prompt" not in used:
         return "it takes the place of the user's message, which it leaves out; add {{ prompt }}"
-    # A number, because templates may compute with what is told.
+    # A number, because templates may compute with their fields.
     values = dict.fromkeys(known, "") | dict.fromkeys(("prompt", *_given(node)), "1")
     try:
         template.render(values)

@@ -1,4 +1,4 @@
-"""A tokenizer's folder: files that can be read, tokens that the embedding has rows for, a chat template that parses.
+"""Checks of a tokenizer's folder: readable files, tokens within the embedding, and a valid chat template.
 
 Small files only; transformers, which loads them, would take seconds to import.
 """
@@ -23,14 +23,14 @@ _GENERATION = re.compile(r"({%[-+]?\s*)(end)?generation\b")
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether there is any of the files that a tokenizer is made of."""
+    """Whether the folder has any file of a tokenizer."""
     return any((folder / name).is_file() for name in (*VOCABULARIES, *_OWN_FORMATS, _CONFIG))
 
 
 def check_tokenizer(folder: Path, rows: int | None) -> None:
     """Check a folder that has a tokenizer. ValueError with the first fault, OSError if a file cannot be read.
 
-    `rows` are those of the model's embedding, where they are known. Special tokens beyond them are accepted unless they
+    `rows` is the number of rows of the model's embedding, if known. Special tokens beyond them are accepted unless they
     end a text or stand in the chat template: tokenizers of Gemma's models for text have one for images.
     """
     config, _, added = [read_json(path) if (path := folder / name).is_file() else {} for name in _SMALL_FILES]
@@ -60,7 +60,7 @@ def check_tokenizer(folder: Path, rows: int | None) -> None:
 
 
 def listed_tokens(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int] | None:
-    """Map a tokenizer's tokens, special ones among them, to their ids; None where no file lists them."""
+    """Map a tokenizer's tokens, including special ones, to their ids; None if no file lists them."""
     if isinstance(tokenizer, Path) and not (tokenizer.expanduser() / VOCABULARIES[0]).is_file():
         folder = tokenizer.expanduser()
         return {**_object_or_empty(folder / VOCABULARIES[2]), **_object_or_empty(folder / _SMALL_FILES[2])} or None
@@ -71,7 +71,7 @@ def listed_tokens(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int] |
 
 
 def _object_or_empty(path: Path) -> HfConfig:
-    """Return the content of a file; empty where there is none, or no JSON object."""
+    """Return the JSON object in a file; empty if the file is missing or holds something else."""
     try:
         return read_json(path) if path.is_file() else {}
     except ValueError:
@@ -79,7 +79,7 @@ def _object_or_empty(path: Path) -> HfConfig:
 
 
 def template_problem(folder: Path) -> str | None:
-    """Return why the folder's tokenizer cannot write a chat: no template, or one that Jinja cannot read."""
+    """Return the reason why the folder's tokenizer cannot write a chat: no template, or one that Jinja cannot read."""
     templates = _templates(folder)
     text = templates.get("default")
     if not text:
@@ -97,7 +97,7 @@ def template_problem(folder: Path) -> str | None:
 
 
 def _templates(folder: Path) -> dict[str, str]:
-    """Return the chat templates by name, as transformers finds them: files go before tokenizer_config.json."""
+    """Return the chat templates by name, like transformers: files take precedence over tokenizer_config.json."""
     files = {"default": folder / _TEMPLATE} if (folder / _TEMPLATE).is_file() else {}
     if (folder / _MORE_TEMPLATES).is_dir():
         files |= {path.stem: path for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))}
@@ -111,7 +111,7 @@ def _templates(folder: Path) -> dict[str, str]:
 
 
 def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the tokens of tokenizer.json with their numbers: those of the text, and those added to them."""
+    """Return the tokens of tokenizer.json with their numbers: the vocabulary, and added tokens."""
     content = read_json(path)
     model, added = content.get("model"), content.get("added_tokens")
     tokens = _listed(model.get("vocab")) if isinstance(model, dict) else None
@@ -130,7 +130,7 @@ def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _listed(vocabulary: object) -> dict[str, int] | None:
-    """Map tokens to numbers; None where they are not listed. Unigram models list pairs of token and score."""
+    """Map tokens to numbers; None if they are not listed. Unigram models list pairs of token and score."""
     if isinstance(vocabulary, list):
         pairs = all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in vocabulary)
         return {pair[0]: number for number, pair in enumerate(vocabulary)} if pairs else None
@@ -167,6 +167,6 @@ def _other_formats(folder: Path, config: HfConfig) -> dict[str, int]:
 
 
 def _content(token: object) -> str | None:
-    """Return the text of a special token, which a config has as text or as an object."""
+    """Return the text of a special token, which is text or an object in a config."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else None

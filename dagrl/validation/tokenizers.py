@@ -1,4 +1,4 @@
-"""Tokenizers and models beside the pipeline's own: chat templates, equal vocabularies, reward heads.
+"""Checks of tokenizers and models beside the pipeline's own: chat templates, equal vocabularies, reward heads.
 
 Without these checks a run would fail only after its engines have started.
 """
@@ -31,7 +31,7 @@ _CLASSIFIER = "ForSequenceClassification"
 
 
 def check_tokenizers(pipeline: Pipeline, findings: Findings) -> None:
-    """Report tokenizers without a chat template that the pipeline needs."""
+    """Report tokenizers without a required chat template."""
     folder, place = _folder_of(pipeline.model, ("model",))
     if folder is not None:
         sources = pipeline.data.by_key.items()
@@ -67,7 +67,7 @@ def _folder_of(model: ModelSpec, section: Place) -> tuple[Path | None, Place]:
 
 
 def _readers_of_chats(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
-    """Nodes and engines that use a chat template of their own model, and the engine with that model."""
+    """Nodes and engines that use the chat template of another model, and the engine with that model."""
     for name, engine in pipeline.engines.items():
         if engine.reads_messages and engine.head == "reward":
             yield f"reward model `{name}`", name
@@ -110,7 +110,7 @@ def _check_vocabulary(pipeline: Pipeline, name: str, section: Place, findings: F
         mine, rows = (read_config(model).get("vocab_size") for model in (pipeline.model, own))
     except ValueError:
         return  # `model.py` reports unreadable files.
-    # The policy's own embedding may lack rows for tokens that no text has; `model.py` reports others.
+    # The policy's embedding may lack rows for tokens that no text contains; `model.py` reports others.
     remedy = f"use a {'teacher' if teaches else 'model'} of the same family"
     sampled = {token: number for token, number in ours.items() if not isinstance(mine, int) or number < mine}
     needed = max(sampled.values(), default=-1) + 1

@@ -1,4 +1,4 @@
-"""Advantages, losses, critics and demonstrations: options that a formula ignores, and inputs that it lacks."""
+"""Checks of advantages, losses, critics and demonstrations: ignored options, and missing inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PAIR = 2
 """Responses to a prompt that ``dpo`` compares."""
 
 _MARKS = {"clip_cov": ("covariance", "top_entropy"), "kl_cov": ("covariance",), "m2po": ("second_moment",)}
-"""Losses -> the marks of ``op: covariance`` that they mean."""
+"""Losses -> their marks from ``op: covariance``."""
 _MARKED = {
     "clip_cov": "remove its `second_moment`",
     "kl_cov": "remove its `second_moment` and `top_entropy`",
@@ -109,7 +109,7 @@ def _check_policy_of_old(pipeline: Pipeline, graph: Graph, findings: Findings) -
 
 
 def _check_own_values(name: str, node: CriticNode, graph: Graph, findings: Findings) -> None:
-    """Report a critic that is trained on the values of another one."""
+    """Report a critic that trains on another critic's values."""
     writer = graph.nodes[name].inputs["value"].node
     spec = graph.nodes[writer].spec
     if isinstance(spec, ValuesNode) and spec.engine != node.engine:

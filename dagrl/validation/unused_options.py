@@ -82,7 +82,7 @@ _ONLY_WITH_VALUE: tuple[tuple[type[Section], str, Mapping[str, tuple[str, ...]]]
     (DpoNode, "loss", {"label_smoothing": ("sigmoid",)}),
     (ProfileSpec, "tool", {"with_stack": ("torch",), "with_memory": ("torch",)}),
 )
-"""Section, key, and options with the values of the key that have them. ``args`` belong to the user's own functions."""
+"""Section, key, and options -> the key's values that use them. ``args`` belong to the user's own functions."""
 _ONLY_WITH: tuple[tuple[type[Section], str, tuple[str, ...]], ...] = (
     (KlInRewardSpec, "target_kl", ("horizon",)),
     (

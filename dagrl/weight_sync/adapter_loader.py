@@ -1,7 +1,8 @@
-"""Hands low-rank adapters to an inference engine, which has the model's own weights already.
+"""Loads low-rank adapters into an inference engine that already has the model's weights.
 
 The first adapters go through the engine's own functions, which slice and join each tensor in Python and keep a copy on
-the host. Later ones are copied to the same places in a few calls, if random numbers arrive there alike by both ways.
+the host. Later ones are copied to the same places in a few calls, if a test with random numbers gives equal results
+both ways.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an engine keeps a part of a tensor."""
+    """The place of a part of a tensor in an engine."""
 
     target: Tensor
     """View of the engine's memory, [rows, columns]."""
@@ -32,7 +33,7 @@ class Place:
     column: int = 0
     """First row and column of the part."""
     factor: float = 1.0
-    """Factor by which the engine multiplies it."""
+    """Factor that the engine applies to it."""
 
     def part(self, tensor: Tensor) -> Tensor:
         """The part of `tensor` that belongs here, a view."""
@@ -44,52 +45,52 @@ class Adapters(Protocol):
     """The adapters of an engine. Tensors have PEFT's names, without ``base_model.model.``."""
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace them by the engine's own functions, which may keep and change `tensors`.
+        """Replace the adapters with the engine's own functions, which may keep and change `tensors`.
 
         Raises ValueError if the engine cannot take them.
         """
 
     def places(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, list[Place]]:
-        """Where `take` has put tensors of these names and shapes. Raises LookupError if that is not known."""
+        """Places of tensors of these names and shapes after `take`. Raises LookupError if they are unknown."""
 
     def are_placed(self) -> bool:
-        """Whether they are still there."""
+        """Whether the adapters are still at these places."""
 
 
 class AdapterLoader:
     """Loads the adapters of one sync; a `WeightReceiver` uses it like a `WeightLoader`."""
 
     prefers_own_buffer = True
-    """Hundreds of small tensors: views of another buffer take longer than a copy to the one that has them."""
+    """For hundreds of small tensors, a copy is faster than views of another buffer."""
 
     def __init__(self, adapters: Adapters) -> None:
         self._adapters = adapters
         self._tensors: dict[str, Tensor] = {}
-        """Copies of what has come, where it is not written in place."""
+        """Copies of received buckets, if they are not written in place."""
         self._places: Mapping[str, list[Place]] = {}
         self._replays: list[Replay] = []
         """One for each bucket, or none."""
         self._multiplied: dict[float, list[Tensor]] = {}
-        """Factor -> the places that the engine multiplies by it."""
+        """Factor -> the places to which the engine applies it."""
         self._differing: list[str] = []
         self.manifest: Manifest | None = None
         """Manifest of the last adapters."""
 
     @property
     def used(self) -> frozenset[str]:
-        """All names, as the engine refuses what it cannot use."""
+        """All names, because the engine refuses unused tensors."""
         return frozenset(self.manifest.names if self.manifest else ())
 
     @property
     def replays(self) -> bool:
-        """Whether the next adapters are copied to where the last ones are."""
+        """Whether the next adapters are copied to the places of the last ones."""
         return bool(self._replays)
 
     def knows(self, manifest: Manifest) -> bool:
         return self.manifest is not None and self.manifest.digest == manifest.digest
 
     def begin(self, manifest: Manifest) -> None:
-        """Forget the adapters of the sync before."""
+        """Forget the adapters of the previous sync."""
         if not self.knows(manifest) or not self._adapters.are_placed():
             self._replays, self._places = [], {}
         self.manifest, self._tensors = manifest, {}
@@ -103,7 +104,7 @@ class AdapterLoader:
             self._tensors |= {name: tensor.clone() for name, tensor in self.manifest.buckets[index].views(buffer)}
 
     def end(self) -> None:
-        """Hand over what has come. Raises ValueError if the engine cannot take it."""
+        """Pass the received adapters to the engine. Raises ValueError if it cannot load them."""
         if self._replays:
             self._multiply()
             return
@@ -119,7 +120,7 @@ class AdapterLoader:
         self._differing = []
 
     def compare(self, index: int, buffer: Tensor) -> None:
-        """Compare a bucket with what the engine has, or with what was handed over."""
+        """Compare a bucket with the engine's tensors, or with the received ones."""
         assert self.manifest is not None, "compare before begin"
         for name, tensor in self.manifest.buckets[index].views(buffer):
             alike = torch.equal(tensor, self._tensors[name]) if not self._replays else self._is_placed(name, tensor)
@@ -127,7 +128,7 @@ class AdapterLoader:
                 self._differing.append(name)
 
     def end_comparing(self) -> None:
-        """Raise ValueError if any tensor was another one."""
+        """Raise ValueError if any tensor differed."""
         if self._differing:
             raise ValueError(f"the server's adapters differ from those sent, in {shortened(self._differing)}")
 
@@ -137,14 +138,14 @@ class AdapterLoader:
             replay.release_buffer()
 
     def reset(self) -> None:
-        """Drop what has come, after a failure, and the places, which may not have been tried out."""
+        """After a failure, drop received tensors and the places, which may be untested."""
         self._tensors, self._places, self._replays = {}, {}, []
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
         self._adapters.take({name: tensor.clone() for name, tensor in tensors.items()})
 
     def _learn(self, places: Mapping[str, list[Place]]) -> None:
-        """Write in place from now on, if that gives what the engine's own way gives."""
+        """Write in place from now on, if the results equal those of the engine's own functions."""
         assert self.manifest is not None
         if unknown := self._tensors.keys() - places.keys():
             _log.warning("the engine's places of %s are not known; each sync is slow", shortened(sorted(unknown)))

@@ -1,4 +1,4 @@
-"""Short JSON messages between the processes of a weight sync. Every wait has a timeout and names what it waits for.
+"""Short JSON messages between the processes of a weight sync. Every wait has a timeout and a description.
 
 A `Listener` accepts clients on a Unix socket in a private folder (same machine) or over TCP, and rejects those without
 its token. A peer that exits is noticed at once, because its end of the connection closes.
@@ -23,7 +23,7 @@ type Message = dict[str, Any]
 _LONGEST_SOCKET_PATH = 100
 _RETRY_S = 0.02
 _POLL_S = 0.5
-"""How often `Listener.accept` checks whether the listener was closed."""
+"""Interval at which `Listener.accept` checks whether the listener was closed."""
 _HELLO_S, _LONGEST_HELLO = 10.0, 65536
 """Timeout and largest size, in bytes, of a client's first message."""
 

@@ -19,7 +19,7 @@ _BUCKET = 0
 """Id of a bucket's memory in `ByteCopy`; never the id of a storage."""
 
 type _Groups = list[tuple[list[Tensor], list[Tensor]]]
-"""Targets and sources that one call can copy: within a group all dtypes are equal."""
+"""Targets and sources for one call: within a group all dtypes are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ByteCopy:
 
     @property
     def width(self) -> int:
-        """Size in bytes of the widest integers that offsets and length are multiples of."""
+        """Size in bytes of the widest integers that divide offsets and length."""
         return next(width for width in _WIDTHS if not (self.to % width or self.start % width or self.nbytes % width))
 
 
@@ -136,7 +136,7 @@ class Replay:
             pieces = self._pieces.setdefault(width, _Pieces())
             end = ends.get(width, 0)
             if start < end:
-                # A source with several targets: all but the first.
+                # Further targets of a source with several targets.
                 self._views.append(TracedCopy(view, _WIDTHS[width], start, (length,), (1,)))
                 continue
             pieces.targets.append(view)

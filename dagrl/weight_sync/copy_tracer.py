@@ -38,7 +38,7 @@ class _Writes:
         self.writes.setdefault(storage_of(target), []).append((*_runs(target), copied))
 
     def overwritten(self) -> bool:
-        """Whether any element was written after it had been copied to."""
+        """Whether any element was written after a copy to it."""
         return any(map(_is_overwritten, self.writes.values()))
 
     def covered(self, parameter: Tensor) -> np.ndarray:
@@ -77,7 +77,7 @@ class _CopyTracer(TorchDispatchMode):
         self._bucket = 0
         self._read: set[int] = set()
         self.obstacle = ""
-        """Why the operations cannot be replayed as copies; empty if they can."""
+        """The reason why the operations cannot be replayed as copies; empty if they can."""
 
     def watch(self, bucket: Tensor) -> None:
         """Trace reads of `bucket`, uint8, from now on."""
@@ -138,7 +138,7 @@ class _CopyTracer(TorchDispatchMode):
 
 
 class CopyRecorder(_CopyTracer):
-    """Lets a model load, and records the copies."""
+    """Runs a model's loader, and records the copies."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__(parameters)
@@ -146,7 +146,7 @@ class CopyRecorder(_CopyTracer):
         self._filled: list[tuple[Tensor, float]] = []
 
     def constants(self) -> list[tuple[Tensor, float]]:
-        """Memory to fill before the copies, with its value: padding of experts, and what the loader filled."""
+        """Memory to fill before the copies, with its value: padding of experts, and fills of the loader."""
         padded = [
             tensor.detach()
             for tensor in self._parameters.values()
@@ -155,7 +155,7 @@ class CopyRecorder(_CopyTracer):
         return [*((tensor, 0.0) for tensor in padded), *self._filled]
 
     def overwrites(self) -> bool:
-        """Whether a copy was overwritten: then the order matters, which `replay` does not keep."""
+        """Whether a copy was overwritten; the order would then matter, which `replay` does not keep."""
         return self._writes.overwritten()
 
     def pop_copies(self) -> tuple[list[TracedCopy], set[int]]:
@@ -222,7 +222,7 @@ def _is_overwritten(writes: Sequence[tuple[np.ndarray, int, bool]]) -> bool:
 
 
 def _are_padded(tensor: Tensor, covered: np.ndarray) -> bool:
-    """Whether the same part of each expert was written, the rest being padding."""
+    """Whether the same part of each expert was written; the rest is padding."""
     return tensor.dim() == _DIMS_OF_EXPERTS and len(set(covered)) == 1 and covered[0] > 0
 
 

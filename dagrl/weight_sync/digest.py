@@ -1,4 +1,4 @@
-"""Digests of weights, computed where the weights are: equal digests mean equal bits."""
+"""Digests of weights, computed on their device: equal digests mean equal bits."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from dagrl.weight_sync.manifest import Bucket, BucketLayout, Manifest
 
 
 class WeightExporter(Protocol):
-    """Exports the weights of an engine. All of its ranks make one and the same calls."""
+    """Exports the weights of an engine. All of its ranks make the same calls."""
 
     manifest: Manifest
     """All buckets; the same on all ranks."""

@@ -1,7 +1,7 @@
 """Quantises weights to fp8 between a trainer's export and a transport.
 
-Weights become e4m3 values with float32 scales: one for each block of 128 x 128, as DeepSeek-V3 has them (arXiv
-2412.19437, section 3.3), or one for each output channel, which is a row. The arithmetic is that of transformers'
+Weights become e4m3 values with float32 scales: one for each block of 128 x 128, as in DeepSeek-V3 (arXiv 2412.19437,
+section 3.3), or one for each output channel, which is a row. The arithmetic is that of transformers'
 ``finegrained_fp8``.
 """
 
@@ -24,9 +24,9 @@ from dagrl.weight_sync.staging import ReleasableBuffer
 FP8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FP8).max
 _LEAST_PEAK = 1e-30
-"""Parts below it become zeros: their factor would overflow float32."""
+"""Parts below this magnitude become zeros, because their factor would overflow float32."""
 _ELEMENTS = 2**25
-"""Elements that are quantised together, which bounds the float32 copies."""
+"""Most elements that are quantised at once, which bounds the float32 copies."""
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ class Fp8Exporter:
 
     @contextmanager
     def exporting(self) -> Iterator[None]:
-        """See `WeightExporter.exporting`. Holds a bucket of the other exporter besides."""
+        """See `WeightExporter.exporting`. Also holds a bucket of the other exporter."""
         with self._exporter.exporting():
             self._scratch.allocate()
             try:
@@ -110,7 +110,7 @@ class Fp8Exporter:
             if name in self._chosen:
                 group = alike.setdefault(tuple(source.shape), _Alike(self._fp8.granularity, [], [], []))
                 group.sources.append(source)
-                # Copies of many tensors at once know bytes, and not in every version fp8.
+                # Copies of many tensors at once support bytes, but not fp8 in every version.
                 group.values.append(places[name].view(torch.uint8))
                 group.scales.append(places[name + self._fp8.scale_suffix])
             else:

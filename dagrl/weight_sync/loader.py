@@ -23,11 +23,11 @@ class _Recording:
     """The copies recorded for a manifest at its first use."""
 
     replays: tuple[Replay, ...] | None
-    """One per bucket; None if the loader does more than copy, and has to run every time."""
+    """One per bucket; None if the loader does more than copy, and must run every time."""
     constants: tuple[tuple[Tensor, float], ...]
-    """Memory that no tensor is copied into, such as padding, with its value: a server that slept has lost it."""
+    """Memory without a tensor, such as padding, with its value, which a sleep loses."""
     used: frozenset[str]
-    """Names of the tensors that the model read; on one rank of a server not all of them."""
+    """Names of the tensors that the model read; one rank of a server may not read all of them."""
 
 
 class WeightLoader:
@@ -41,7 +41,7 @@ class WeightLoader:
         self._parameters, self._load = parameters, load
         self._recording: _Recording | None = None
         self.manifest: Manifest | None = None
-        """Manifest of the last weights; the sender need not send the same one again."""
+        """Manifest of the last weights; the sender does not send it again."""
         self._recorder: CopyRecorder | None = None
         self._comparer: WeightComparer | None = None
         self._recorded: list[Replay] = []

@@ -17,11 +17,11 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where receivers find a sender."""
+    """The address of a sender for receivers."""
 
     address: Address
     gpu: str
-    """UUID of the GPU that holds the sender's buffers; empty if receivers anywhere can be served."""
+    """UUID of the GPU with the sender's buffers; empty if it serves receivers anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class SendReport:
     used: int | None
     """Bit mask of the tensors that any receiver uses; None if the receivers reported it in an earlier sync."""
     names: tuple[str, ...]
-    """Names of the tensors that the bits of `used` stand for, lowest bit first."""
+    """Names of the tensors for the bits of `used`, lowest bit first."""
 
 
 def refuse_unknown_names(reports: Sequence[SendReport]) -> None:

@@ -28,11 +28,11 @@ _SENDER = "the sender of weights"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a generator's processes receive the weights of one sync from."""
+    """The senders of one sync for a generator's processes."""
 
     number: int
     senders: Mapping[str, Address]
-    """By UUID of the GPU that holds the sender's buffers; an empty key for one sender that serves all."""
+    """Keyed by the UUID of the GPU with the sender's buffers; an empty key for one sender that serves all."""
     timeout_s: float
     keep_buffers: bool = False
     """Whether receive buffers stay allocated for the next sync."""
@@ -75,7 +75,7 @@ class WeightReceiver:
         channel = self._connect(route)
         try:
             for buffer in self._buffers:
-                # Most likely the same sizes are needed again, and the sender may not be ready yet.
+                # The same sizes are probably needed again, and the sender may not be ready yet.
                 buffer.allocate()
             greeting = channel.receive(route.timeout_s, "an answer to a process that asks for weights")
             passes = _Passes(self._loader, _manifest(greeting, self._loader), greeting["passes"])
@@ -156,7 +156,7 @@ class WeightReceiver:
         def can_overlap(turn: int) -> bool:
             return turn + 1 < len(order) and (order[turn + 1] - order[turn]) % BUFFERS != 0
 
-        # The next bucket arrives while one is loaded, unless both need the same buffer, as between two passes.
+        # The next bucket arrives while one is loaded, unless both need the same buffer, for example between two passes.
         arriving = request(0)
         for turn, index in enumerate(order):
             following = request(turn + 1) if can_overlap(turn) else None
@@ -244,7 +244,7 @@ class _Passes:
 
 def _manifest(greeting: Message, loader: Loader) -> Manifest:
     manifest = Manifest.from_json(greeting["manifest"]) if "manifest" in greeting else loader.manifest
-    assert manifest is not None, "the sender sends the manifest to receivers that do not have it"
+    assert manifest is not None, "the sender sends the manifest to receivers that lack it"
     return manifest
 
 

@@ -47,7 +47,7 @@ class WeightSender:
         self._groups_made = 0
 
     def offer(self) -> Offer | None:
-        """Where receivers find this rank; None if it serves none."""
+        """The address of this rank for receivers; None if it serves none."""
         if self._transport == "broadcast" and not self._is_root:
             return None
         if self._listener is None:
@@ -57,10 +57,10 @@ class WeightSender:
     def send(self, number: int, waves: Sequence[int], *, passes: int = 1) -> SendReport:
         """Send all weights to this rank's receivers of sync `number`. Collective over the trainer's ranks.
 
-        `waves` holds the number of receivers for each time that everything is sent: the pipeline stages of a generator
+        `waves` holds the number of receivers of each transmission of all weights: the pipeline stages of a generator
         may have to receive one after the other. With 2 `passes` receivers compare the second with the first. Raises
         ValueError if a receiver reports a failure, PeerError if one exits or does not answer. Afterwards the sender
-        holds nothing on the device but communicators.
+        holds only communicators on the device.
         """
         session = SyncSession(number, self._exporter.manifest, passes, self._timeout_s)
         reports: list[Message] = []
@@ -101,7 +101,7 @@ class WeightSender:
             defers = self._exporter.process_group is not None and is_last
             yield ErrorDeferringTransport(transport) if defers else transport
         except BaseException:
-            # Members of the group may wait for a broadcast that never comes, and one in flight may use the buffers.
+            # Members of the group may wait for a broadcast that is never sent, and one in flight may use the buffers.
             if wave in self._groups:
                 self._groups.pop(wave).end()
             self._buffers = []

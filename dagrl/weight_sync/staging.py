@@ -1,6 +1,7 @@
 """Device memory that is needed only during a weight sync, and buffers in it that processes on a machine share.
 
-On a GPU they are shared by CUDA IPC, which needs the other process on the same GPU; on the host by a memory file.
+On a GPU they are shared by CUDA IPC, which requires the other process to be on the same GPU; on the host by a memory
+file.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The order of the training prompts: which ones each step takes. Pure; the driver owns it."""
+"""The order of the training prompts, step by step. Pure; the driver owns it."""

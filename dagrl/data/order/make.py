@@ -25,7 +25,7 @@ _READ_ROWS = 65536
 def make_order(pipeline: Pipeline, folder: Path | None, share: Share = ALL) -> PromptOrder:
     """The order of a pipeline at its start, with user modules in `folder`. Raises ValueError.
 
-    `share`: the rows that it takes of each source; the user's own sampler decides itself.
+    `share`: the rows of each source to draw from; the user's own sampler ignores it.
     """
     data = pipeline.data
     opened = {name: open_source(name, spec) for name, spec in data.sources.items()}
@@ -79,7 +79,7 @@ def _sampler(
 
 def _row_order(pipeline: Pipeline, source: Source, index: int, seed: int, share: Share) -> RowOrder:
     order, rows = pipeline.data.ordering, len(source)
-    # The first source has the seed that a single one has.
+    # The first source has the same seed as a single source.
     seeds = (seed, index) if index else (seed,)
     window: Window
     if order.by is not None:
@@ -115,5 +115,5 @@ def _column(source: Source, name: str) -> np.ndarray:
             f"{source.place(wrong)}: data.order.by needs numbers, or texts, in `{name}`; got {listed[wrong]!r:.100}"
         )
         raise ValueError(message)
-    # Numpy's own texts are all as long as the longest.
+    # Not numpy's text type, which pads all texts to the longest.
     return np.array(listed, dtype=object if str in kinds else None)

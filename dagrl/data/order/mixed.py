@@ -1,4 +1,4 @@
-"""The built-in samplers: rows of each source in an order of its own, mixed by weights."""
+"""The built-in samplers: each source has its own order of rows, and the sources are mixed by weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagrl.data.order.sampler import Outcome, SourceRows, State, Unusable, promp
 
 _STATE = ("credit", "tokens", "counted", "charged", "open")
 _MEMORY = 1 - 1 / 1024
-"""Weight of what was observed before, in the mean tokens of a prompt."""
+"""Weight of earlier observations in the mean tokens of a prompt."""
 
 
 class Mixture:
@@ -22,8 +22,8 @@ class Mixture:
     each source differ from its share by less than one after every prompt. A step whose shares are whole numbers takes
     exactly these.
 
-    Tokens: the same with the mean tokens of a source's prompts so far as their price, and what a prompt has cost above
-    or below it is settled once it is known.
+    Tokens: the same with the mean tokens of a source's earlier prompts as their cost; the difference from the actual
+    cost is settled once it is known.
     """
 
     def __init__(self, sources: int, *, by_tokens: bool = False) -> None:
@@ -32,10 +32,10 @@ class Mixture:
         """The remaining share of each source, in prompts or tokens."""
         self._tokens = np.zeros(sources)
         self._counted = np.zeros(sources)
-        """Tokens of the prompts whose outcome is known, and the number of these prompts."""
+        """Tokens of the prompts with a known outcome, and the number of these prompts."""
         self._charged = np.zeros(sources)
         self._open = np.zeros(sources)
-        """The charge for the prompts whose outcome is not known, and the number of these prompts."""
+        """The charge for the prompts without a known outcome, and the number of these prompts."""
 
     def take(self, count: int, weights: Sequence[float]) -> list[int]:
         """The sources of the next prompts. `weights` are not negative, and one is positive."""
@@ -49,7 +49,7 @@ class Mixture:
         for _ in range(count):
             credit += rates
             due = [source for source in usable if credit[source] >= 1 - slack]
-            # By the deadline at which a source would be behind by more than the bound.
+            # Ordered by the deadline at which a source would be behind by more than the bound.
             chosen = min(due or usable, key=lambda source: (slack - credit[source]) / rates[source])
             credit[chosen] -= 1
             self._charged[chosen] += prices[chosen]
@@ -63,7 +63,7 @@ class Mixture:
         if not self._by_tokens or not self._counted.any():
             return np.ones(len(self._credit))
         mean = self._tokens.sum() / self._counted.sum()
-        # Until a source has outcomes of its own, it has the mean of the others.
+        # A source without outcomes has the mean of the other sources.
         return np.maximum((self._tokens + mean) / (self._counted + 1), 1e-9)
 
     def observe(self, source: int, tokens: int, weights: Sequence[float]) -> None:
@@ -96,13 +96,13 @@ class Stage:
     weights: tuple[float, ...]
     until_step: int | None = None
     until_metric: Mapping[str, float] = field(default_factory=dict)
-    """It ends when each of these metrics has reached its value in one step."""
+    """The stage ends when all these metrics have reached their values in one step."""
     move_over: int = 0
     """Steps in which the weights move linearly from those of the stage before."""
 
 
 class Stages:
-    """Stages, one after the other; one alone has constant weights."""
+    """Stages, one after the other; a single stage has constant weights."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages

@@ -1,4 +1,4 @@
-"""The order of a run's training prompts, step by step, with all that a resumed run needs."""
+"""The order of a run's training prompts, step by step, with the state for a resumed run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Snapshot:
 
     sampler: dict[str, object]
     unusable: tuple[int, ...]
-    """How many rows of each source were known to be too long."""
+    """Number of rows of each source that were known to be too long."""
     passed: tuple[int, ...]
 
 
@@ -29,10 +29,10 @@ class _Learnt:
 
 
 class PromptOrder:
-    """Which prompts each step takes.
+    """Chooses the prompts of each step.
 
-    The takes of a step see what the steps up to ``step - 1 - staleness`` have learnt, in the order of the steps, and
-    nothing later: so the sequence does not depend on time, and a resumed run continues it.
+    The choice for a step depends on the outcomes of the steps up to ``step - 1 - staleness``, in the order of the
+    steps, and on nothing later: the sequence does not depend on time, and a resumed run continues it.
     """
 
     def __init__(
@@ -45,38 +45,38 @@ class PromptOrder:
         kind: str = "",
         limits: str = "",
     ) -> None:
-        """`share` of the rows of each source that the sampler takes. `kind` of the sampler: it can continue a state of
-        this kind. `limits`: the settings that determine which prompts are too long.
+        """`share` of the rows of each source that the sampler takes. `kind` of the sampler, which can continue a state
+        of this kind. `limits`: the settings that make prompts too long.
         """
         self.sampler, self._share, self._kind = sampler, share, kind
         self._sources, self._lag, self._limits = list(sources), 1 + staleness, limits
         self._dropped: list[dict[int, None]] = [{} for _ in sources]
-        """Rows that are too long, in the order in which this was learnt."""
+        """Rows that are too long, in the order of their detection."""
         self._learnt: dict[int, _Learnt] = {}
         self._observed = 0
-        """The newest step of which the sampler knows the outcomes."""
+        """The newest step whose outcomes the sampler has."""
         self._snapshots: dict[int, _Snapshot] = {}
 
     @property
     def rows(self) -> int:
-        """Rows of all sources: an epoch is over when so many prompts were taken or passed over."""
+        """Rows of all sources: an epoch ends when this many prompts were taken or passed over."""
         return sum(source.rows for source in self._sources)
 
     def newest_needed(self, step: int) -> int:
-        """The newest step whose outcomes and metrics the takes of `step` need."""
+        """The newest step whose outcomes and metrics `step` needs."""
         return step - self._lag
 
     def take(self, step: int, count: int) -> list[int]:
-        """Ids of the next prompts. Raises ValueError if a source has no usable one, or as the sampler does."""
+        """Ids of the next prompts. Raises ValueError if a source has no usable prompt, and errors of the sampler."""
         self._observe(step)
         for source in range(len(self._sources)):
             self._check_usable(source)
         return self._noted(step, self.sampler.take(count, step, self._dropped) if count else [])
 
     def replace(self, step: int, ids: Sequence[int], dropped: Collection[int]) -> list[int]:
-        """`ids` of `step` with others in place of those that are too long. Raises ValueError as `take` does.
+        """`ids` of `step` with further prompts in place of ones that are too long. Raises ValueError like `take`.
 
-        The prompts of a source stay in its order: those that take the places come last.
+        The prompts of a source stay in its order: replacements come last.
         """
         for prompt in dropped:
             self._dropped[source_of(prompt)][row_of(prompt)] = None
@@ -94,7 +94,7 @@ class PromptOrder:
         return self._noted(step, [next(places[source]) for source in sources])
 
     def ahead(self, step: int, count: int) -> list[int]:
-        """Ids that the first take of `step` will probably return; none if the sampler cannot foresee them."""
+        """Ids that the first take of `step` will probably return; empty if the sampler cannot predict them."""
         if not self.sampler.foresees:
             return []
         state = self.sampler.state()
@@ -103,7 +103,7 @@ class PromptOrder:
         return ids
 
     def learn(self, step: int, outcomes: Sequence[Outcome] = (), metrics: Mapping[str, float] | None = None) -> None:
-        """Add what `step` has learnt. A later outcome of the same prompt replaces an earlier one."""
+        """Add the outcomes of `step`. A later outcome of the same prompt replaces an earlier one."""
         learnt = self._learnt.setdefault(step, _Learnt({}, {}))
         if self.sampler.observes:
             learnt.outcomes.update((outcome.prompt, outcome) for outcome in outcomes)
@@ -123,16 +123,16 @@ class PromptOrder:
         return sum(self._snapshots[step].passed)
 
     def commit(self, step: int) -> None:
-        """No checkpoint of `step` or earlier ones will be written."""
+        """Called when no checkpoint of `step` or earlier will be written any more."""
         self._snapshots.pop(step, None)
-        # Later checkpoints hold the outcomes that the takes of their steps do not see, and later takes see the others.
+        # Later checkpoints hold the outcomes that their steps have not used, and later takes use the others.
         done = min(self._observed, self.newest_needed(step + 1))
         self._learnt = {earlier: learnt for earlier, learnt in self._learnt.items() if earlier > done}
 
     # -- checkpoints
 
     def after(self, step: int) -> State:
-        """The state after the takes of `step`, as JSON can hold it."""
+        """The state after the takes of `step`, in JSON types."""
         snapshot = self._snapshots[step]
         newest = self.newest_needed(step)
         learnt = {
@@ -156,9 +156,9 @@ class PromptOrder:
         }
 
     def load(self, state: Mapping[str, Any]) -> str:
-        """Continue from the state of a checkpoint; returns a note if the order begins anew.
+        """Continue from the state of a checkpoint; returns a note if the order starts anew.
 
-        Sources may have come or gone since. Raises ValueError for a checkpoint of a version that kept no order.
+        Sources may have been added or removed since. Raises ValueError for a checkpoint of a version without an order.
         """
         if "position" in state:
             raise ValueError(
@@ -186,7 +186,7 @@ class PromptOrder:
         return ""
 
     def ids_of(self, prompts: Sequence[int], state: Mapping[str, Any]) -> list[int | None]:
-        """The ids in this run of prompts of the run of `state`; None where the source is gone."""
+        """The ids in this run of prompts of the run of `state`; None if the source was removed."""
         index = self._indices(state["sources"])
         return [
             prompt_id(index[source_of(prompt)], row_of(prompt)) if source_of(prompt) in index else None
@@ -202,7 +202,7 @@ class PromptOrder:
     def _observe(self, step: int) -> None:
         for earlier in range(self._observed + 1, self.newest_needed(step) + 1):
             learnt = self._learnt.get(earlier, _Learnt({}, {}))
-            # By id, because workers report in any order.
+            # Sorted by id, because workers report in any order.
             outcomes = [learnt.outcomes[prompt] for prompt in sorted(learnt.outcomes)]
             self.sampler.observe(earlier, outcomes, learnt.metrics)
             self._observed = earlier

@@ -17,7 +17,7 @@ _MOST_TRIES = 100
 
 
 class OwnSampler:
-    """A `Sampler` that calls the user's. Raises ValueError, with its place, for all that it does wrong."""
+    """A `Sampler` that calls the user's. Raises ValueError, with its place, for any error of it."""
 
     metrics: frozenset[str] = frozenset()
     foresees = False

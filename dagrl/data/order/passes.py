@@ -1,4 +1,4 @@
-"""Orders of one source that pass over its rows, epoch after epoch."""
+"""Orders of the rows of one source, epoch after epoch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RowOrder(Protocol):
     """The order of the rows of one source."""
 
     passed: int
-    """Rows that were taken or passed over so far, over all epochs."""
+    """Number of rows taken or skipped so far, over all epochs."""
 
     def take(self, count: int, unusable: Collection[int], step: int) -> list[int]:
         """The next rows, none of which is `unusable`; at least one row is usable."""
@@ -38,7 +38,7 @@ class RowOrder(Protocol):
 
 
 class Passes:
-    """Passes over all rows, each in an order that only the number of the epoch determines.
+    """Passes over all rows; the order depends only on the number of the epoch.
 
     The order is the same for all shares of the rows, so that together they take each row once in an epoch.
     """
@@ -57,7 +57,7 @@ class Passes:
         return taken
 
     def pass_over(self, most: int) -> list[int]:
-        """At most so many of the next rows, usable or not; without those of other shares, none may be left."""
+        """At most `count` of the next rows, usable or not; may be empty without the rows of other shares."""
         rows = self._from(self.passed, most)
         self.passed += len(rows)
         return rows[rows % self._share.of == self._share.number - 1].tolist()
@@ -69,12 +69,12 @@ class Passes:
         return {"passed": self.passed, "rows": self._rows}
 
     def load(self, state: State) -> None:
-        # The source may have other rows now: the place in the epoch stays.
+        # The source may have changed, but the place in the epoch stays.
         epoch, place = divmod(int(state["passed"]), int(state["rows"]))
         self.passed = epoch * self._rows + min(place, self._rows)
 
     def _from(self, passed: int, most: int) -> np.ndarray:
-        """At most so many of the next rows, at least one."""
+        """At most `count` of the next rows, at least one."""
         epoch, place = divmod(passed, self._rows)
         if self._piece is None or self._piece[0] != epoch or not 0 <= place - self._piece[1] < len(self._piece[2]):
             rows, first = self._window(epoch, place)
@@ -92,7 +92,7 @@ def in_order(rows: np.ndarray | int) -> Window:
 
 
 def sorted_by(values: np.ndarray, *, descending: bool) -> Window:
-    """By the values of a column, which are numbers or texts; equal ones in the order of the file."""
+    """In the order of a column's values, numbers or texts; equal values are in the order of the file."""
     order = np.argsort(values[::-1] if descending else values, kind="stable")
     return in_order((len(values) - 1 - order)[::-1].astype(np.int64) if descending else order.astype(np.int64))
 
@@ -140,7 +140,7 @@ _COLUMNS = ("row", "rate", "advantage", "seen", "waiting")
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveRules:
-    """How likely a row is drawn: with weight 1 in the band and before its first outcome."""
+    """Weights of rows: 1 in the band and before the first outcome."""
 
     low: float
     high: float
@@ -153,7 +153,7 @@ class AdaptiveRules:
 
 
 class Adaptive:
-    """Draws rows without replacement within a take, by weights that follow from their last outcomes."""
+    """Draws rows without replacement within a take, with weights from their last outcomes."""
 
     def __init__(
         self, rows: int, window: Window, rules: AdaptiveRules, seed: tuple[int, ...], share: Share = ALL
@@ -172,7 +172,7 @@ class Adaptive:
     def take(self, count: int, unusable: Collection[int], step: int) -> list[int]:
         draw = np.random.default_rng([*self._seed, self._draws])
         self._draws += 1
-        # As in passes over the rows, those of other shares included.
+        # As in passes over the rows, including rows of other shares.
         self.passed += count * self._share.of
         taken: list[int] = []
         excluded = set(unusable)
@@ -180,7 +180,7 @@ class Adaptive:
             rows = self._drawn(count - len(taken), excluded, step, draw)
             if not rows and excluded == set(unusable):
                 raise ValueError("data.train: no prompt of a source fits max_prompt_tokens; raise that")
-            # Without further rows the take is larger than the source, and begins again.
+            # Without further rows the take is larger than the source, and starts again.
             excluded = excluded.union(rows) if rows else set(unusable)
             taken += rows
         return taken
@@ -203,7 +203,7 @@ class Adaptive:
         first = state["first"]
         if (first["seed"], first["rows"]) == ([*self._seed], self._rows):
             self._new.passed = first["passed"]
-        # Else the first pass has another order, and begins again: rows in the table are passed over.
+        # Otherwise the first pass has another order, and starts again: rows in the table are skipped.
         table = {name: np.array(state["table"][name], dtype=np.float64) for name in _COLUMNS}
         there = table["row"] < self._rows
         self._table = {name: column[there] for name, column in table.items()}
@@ -219,7 +219,7 @@ class Adaptive:
         fresh = self._fresh(new, unusable)
         wanted = min(count - len(fresh), known)
         # The smallest of exponential variables with these rates are a draw without replacement (Efraimidis and Spirakis
-        # 2006). Rows of weight 0 come last, the one seen longest ago first.
+        # 2006). Rows of weight 0 come last, the least recent first.
         seen = self._table["seen"][:known]
         with np.errstate(divide="ignore"):
             keys = draw.exponential(size=known) / weights
@@ -230,7 +230,7 @@ class Adaptive:
         return fresh + old
 
     def _weights(self, unusable: Collection[int], step: int) -> np.ndarray:
-        """Weights of the rows in the table, float64; 0 for those that are not drawn."""
+        """Weights of the rows in the table, float64; 0 for excluded rows."""
         rules, known = self._rules, len(self._index)
         rate, advantage, seen, waiting = (self._table[name][:known] for name in _COLUMNS[1:])
         priority = np.abs(advantage) if rules.priority == "advantage" else 1 - rate
@@ -245,7 +245,7 @@ class Adaptive:
         return np.isin(self._table["row"][: len(self._index)], np.array([*unusable], dtype=np.float64))
 
     def _fresh(self, count: int, unusable: Collection[int]) -> list[int]:
-        """At most so many rows that were never taken, which enter the table."""
+        """At most `count` rows that were never taken, which enter the table."""
         rows: list[int] = []
         while len(rows) < count and self._new.passed < self._rows:
             most = min(count - len(rows), self._rows - self._new.passed)

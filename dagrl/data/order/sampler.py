@@ -1,4 +1,4 @@
-"""The interface of samplers, which decide which prompts each step takes."""
+"""The interface of samplers, which choose the prompts of each step."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def row_of(prompt: int) -> int:
 
 
 type State = dict[str, Any]
-"""What a checkpoint holds of an order: plain data, and numpy arrays before they are written as JSON."""
+"""State of an order in a checkpoint: plain data, and numpy arrays before they are written as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """A source, as a sampler sees it."""
+    """A sampler's view of a source."""
 
     name: str
     rows: int
@@ -45,42 +45,42 @@ class Outcome:
     pass_rate: float | None = None
     """Fraction of its samples with a reward of at least ``data.val_pass_reward``."""
     advantage: float | None = None
-    """Mean of |advantage| over its tokens; None if the step has not trained on it."""
+    """Mean of |advantage| over its tokens; None if the step did not train on it."""
     tokens: int = 0
     """Tokens of the prompt and its responses, summed over its samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcomes:
-    """Outcomes by group, as an op knows them."""
+    """Outcomes of groups, from an op."""
 
     groups: np.ndarray
     """int64 [groups]."""
     reward: np.ndarray
     pass_rate: np.ndarray
     advantage: np.ndarray
-    """float64 [groups]; NaN for what is not known."""
+    """float64 [groups]; NaN for unknown values."""
 
 
 Unusable = Sequence[Collection[int]]
-"""Rows of each source that are never taken."""
+"""Unusable rows of each source."""
 
 
 class Sampler(Protocol):
-    """Decides which prompts each step takes. Its calls alone determine what it decides."""
+    """Chooses the prompts of each step. Its choices depend only on its calls."""
 
     observes: bool
     metrics: frozenset[str]
     """Metrics of a step that it needs."""
     foresees: bool
-    """Whether `take` may be called to see what comes, with `load` of an earlier `state` after it."""
+    """Whether `take` may be called for a prediction, followed by `load` of an earlier `state`."""
 
     def take(self, count: int, step: int, unusable: Unusable) -> list[int]:
         """Ids of the next prompts. Each source that it draws from has usable rows."""
         ...
 
     def replace(self, source: int, count: int, step: int, unusable: Unusable) -> list[int]:
-        """Further prompts, if possible of this source, of which others turned out to be too long."""
+        """Replacements for prompts that are too long, from the same source if possible."""
         ...
 
     def observe(self, step: int, outcomes: Sequence[Outcome], metrics: Mapping[str, float]) -> None:
@@ -88,7 +88,7 @@ class Sampler(Protocol):
         ...
 
     def passed(self) -> list[int]:
-        """Prompts of each source that were taken or passed over, over all epochs."""
+        """Number of prompts of each source that were taken or skipped, over all epochs."""
         ...
 
     def state(self) -> State:
@@ -96,5 +96,5 @@ class Sampler(Protocol):
         ...
 
     def load(self, state: State, sources: Sequence[str]) -> None:
-        """`state` as JSON returns it, of a run with these `sources`."""
+        """Restore `state`, decoded from JSON, of a run with these `sources`."""
         ...

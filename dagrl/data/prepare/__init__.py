@@ -1,4 +1,4 @@
-"""What the scripts of data_preprocess/ share: a data set is described in a few lines, `run` does the rest."""
+"""Shared code of the scripts in data_preprocess/: a script describes a data set, and `run` writes its files."""
 
 from dagrl.data.prepare.command import run
 from dagrl.data.prepare.dataset import (

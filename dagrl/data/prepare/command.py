@@ -1,4 +1,4 @@
-"""The command behind each script: options, the way of a row from the originals to the file, messages."""
+"""The command behind each script: options, conversion of rows, messages."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def exit_on_errors(script: str) -> Iterator[None]:
 
 
 def run(data_set: DataSet, arguments: list[str] | None = None) -> None:
-    """Do what the command line (or `arguments`) asks. A mistake of the user ends it with one sentence and status 2.
+    """Run the command line (or `arguments`). A user's mistake ends it with one sentence and status 2.
 
-    The files of all splits and report.json appear together at the end; a failure leaves what was there before.
+    The files of all splits and report.json appear together at the end; a failure keeps the earlier files.
     """
     options = _options(data_set, arguments)
     try:
@@ -80,7 +80,7 @@ def _options(data_set: DataSet, arguments: list[str] | None) -> argparse.Namespa
     parser.add_argument(
         "--splits", nargs="+", choices=splits, default=splits, metavar="SPLIT", help="default: " + " ".join(splits)
     )
-    parser.add_argument("--limit", type=_positive, help="read only so many rows of each split")
+    parser.add_argument("--limit", type=_positive, help="read at most this many rows of each split")
     if data_set.instruction:
         shown = data_set.instruction.replace("%", "%%")
         parser.add_argument(
@@ -157,7 +157,7 @@ def _prompts(
 
 
 def _check_text(row: PromptRow, place: str) -> None:
-    """ValueError naming the place where a text has half of a character, as a pair of escapes of JSON that was cut."""
+    """ValueError with the place of half a surrogate pair in a text, for example from truncated JSON escapes."""
     further = (value for value in row.extra_info.values() if isinstance(value, str))
     for text in (row.answer, row.data_source, *further, *(message["content"] for message in row.messages)):
         try:
@@ -168,7 +168,7 @@ def _check_text(row: PromptRow, place: str) -> None:
 
 
 def _repeated(row: PromptRow, seen: dict[bytes, str]) -> str | None:
-    """Why a row is dropped as a repetition, if it is one; `seen` keeps a digest of each prompt, not its text."""
+    """The reason for dropping a repeated row, if it is one; `seen` keeps a digest of each prompt, not its text."""
     text = json.dumps(row.prompt, sort_keys=True)
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     if digest not in seen:

@@ -1,4 +1,4 @@
-"""How a data set is described: where its originals are, what its rows look like, and how one becomes a prompt."""
+"""The description of a data set: its originals, the schema of its rows, and their conversion to prompts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _NAMES = {str: "text", int: "a whole number", float: "a number", list: "a list",
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """Where the rows of one split come from."""
+    """The originals of one split."""
 
     hub: str
     files: Sequence[str]
-    """Patterns below a folder of originals; the first that matches something names the files."""
+    """Patterns below a folder of originals; the first pattern with matches selects the files."""
     config: str | None = None
-    """Configuration on the hub, where there are several."""
+    """Configuration on the hub, if it has several."""
     hub_split: str | None = None
-    """Split on the hub; None: the one of the same name."""
+    """Split on the hub; None: the split of the same name."""
     modelscope: str | None = None
     """Name on ModelScope; None: the same as on the hub."""
     by_file: bool = False
-    """The hub holds plain files that `datasets` does not read as they are: fetch `files` and read those."""
+    """The hub holds files that `datasets` cannot read directly: fetch `files` and read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Record:
     split: str
     """``train`` or ``test``."""
     index: int
-    """Position among all rows of the split, dropped ones included."""
+    """Position among all rows of the split, including dropped ones."""
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -63,19 +63,19 @@ QUESTION_INFO: Mapping[str, pa.DataType] = {
     "question": pa.string(),
     "answer": pa.string(),
 }
-"""Types of what `Record.info` makes of a question and its answer alone."""
+"""Types of `Record.info` for a question and its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A row that cannot be used, and why, in a few words: rows are counted by them."""
+    """A row that cannot be used, with a short reason, by which rows are counted."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a field of the originals must be: one of `kinds`; it may be absent where `needed` is False."""
+    """The schema of a field of the originals: one of `kinds`; it may be absent if `needed` is False."""
 
     kinds: tuple[type, ...]
     needed: bool = True
@@ -84,7 +84,7 @@ class Field:
         if key not in values:
             return f"no field {key!r}" if self.needed else None
         value = values[key]
-        # JSON's true is no number, though Python's is.
+        # In JSON true is not a number, but in Python bool is an int.
         if isinstance(value, self.kinds) and not isinstance(value, bool):
             return None
         wanted = " or ".join(_NAMES[kind] for kind in self.kinds)
@@ -103,21 +103,21 @@ class DataSet:
     originals: Mapping[str, Original]
     """By split: ``train``, ``test`` or both."""
     fields: Mapping[str, Field]
-    """The schema that every row is checked against; other fields are let be."""
+    """The schema of every row; other fields are ignored."""
     make_row: MakeRow
-    """A record and the instruction become a prompt, or a `Drop`, or None where the row belongs to another split."""
+    """Converts a record and the instruction to a prompt, a `Drop`, or None if the row belongs to another split."""
     extra_info: Mapping[str, pa.DataType]
     """Types of the keys of ``extra_info``."""
     instruction: str = ""
-    """What follows each question, unless --instruction says otherwise."""
+    """Text after each question, unless --instruction replaces it."""
     columns: Mapping[str, pa.DataType] = field(default_factory=dict)
     unique: bool = False
-    """Drop what has been asked before in the same split."""
+    """Drop questions that are repeated in the same split."""
     rows_per_group: int = 8192
     """Rows held in memory at a time."""
 
     def check(self, record: Record) -> None:
-        """ValueError naming the place where a row is not of the schema."""
+        """ValueError with the place at which a row violates the schema."""
         for key, kind in self.fields.items():
             problem = kind.problem(key, record.values)
             if problem is not None:
@@ -136,10 +136,10 @@ def asked(question: str, instruction: str) -> str:
 
 
 def last_boxed(solution: str) -> str | None:
-    r"""What the last ``\boxed{...}`` (or ``\fbox{...}``) of a solution holds.
+    r"""The content of the last ``\boxed{...}`` (or ``\fbox{...}``) of a solution.
 
-    Without braces, as in ``$\boxed 12$``, that is the rest of the formula, as in MATH's own evaluation. None without a
-    box, or where its braces do not close.
+    Without braces, as in ``$\boxed 12$``, it is the rest of the formula, as in MATH's own evaluation. None without a
+    box, or if its braces do not close.
     """
     boxes = list(_BOX.finditer(solution))
     if not boxes:
@@ -152,7 +152,7 @@ def _to_closing_brace(text: str, start: int) -> str | None:
     depth, position = 1, start
     while position < len(text):
         character = text[position]
-        # An escaped brace is printed and closes nothing.
+        # An escaped brace is a character, not a delimiter.
         if character == "\\":
             position += 2
             continue
@@ -164,7 +164,7 @@ def _to_closing_brace(text: str, start: int) -> str | None:
 
 
 def answer_text(answer: Any) -> str:
-    """An answer as text: whole numbers without a point (``142.0`` is ``142``), nothing as ``""``, and so is NaN."""
+    """An answer as text: whole numbers without a point (``142.0`` becomes ``142``), None and NaN as ``""``."""
     if answer is None or (isinstance(answer, float) and math.isnan(answer)):
         return ""
     if isinstance(answer, float) and answer.is_integer():
@@ -173,7 +173,7 @@ def answer_text(answer: Any) -> str:
 
 
 def contest(name: str, title: str, data_source: str, original: Original) -> DataSet:
-    """A contest whose rows have ``problem`` and ``answer``; `data_source` is the name its scores are shown under."""
+    """A contest with rows of ``problem`` and ``answer``; `data_source` is the name of its scores."""
 
     def make_row(record: Record, instruction: str) -> PromptRow | Drop:
         question, answer = record["problem"].strip(), answer_text(record["answer"])

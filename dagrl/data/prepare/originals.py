@@ -23,7 +23,7 @@ Row = tuple[str, str, dict[str, Any]]
 
 
 def usual_files(split: str, *first: str) -> tuple[str, ...]:
-    """Patterns under which a split is usually found in a folder or a clone of a hub's repository; `first` before."""
+    """Usual patterns of a split in a folder or a clone of a hub's repository, after `first`."""
     return (
         *first,
         *(f"{split}.{ending}" for ending in ("jsonl", "jsonl.gz", "json", "parquet")),
@@ -37,7 +37,7 @@ def usual_files(split: str, *first: str) -> tuple[str, ...]:
 
 
 def records(original: Original, split: str, source: Path | None, hub: str, hub_name: str | None) -> Iterator[Record]:
-    """The rows of a split, as they are read. ValueError where they cannot be had; the message says what to do."""
+    """Yield the rows of a split. ValueError, with a remedy, if they cannot be read."""
     rows = _from_folder(original, source) if source else _from_hub(original, split, hub, hub_name)
     for index, (place, part, fields) in enumerate(rows):
         yield Record(fields, place, part, split, index)
@@ -68,7 +68,7 @@ def _from_file(path: Path) -> Iterator[Row]:
     name = path.name.removesuffix(".gz")
     read = {".jsonl": _json_lines, ".parquet": _parquet_rows}.get(Path(name).suffix, _json_values)
     try:
-        if path.is_file():  # what is read of a pipe is gone
+        if path.is_file():  # a pipe can be read only once
             _refuse_pointer(path)
         for place, fields in read(path):
             if not isinstance(fields, dict):
@@ -80,7 +80,7 @@ def _from_file(path: Path) -> Iterator[Row]:
 
 
 def _refuse_pointer(path: Path) -> None:
-    """ValueError for what Git leaves in place of a large file that it has not fetched."""
+    """ValueError for a pointer of Git LFS in place of a file."""
     with path.open("rb") as file:
         if file.read(len(_POINTER)) == _POINTER:
             raise ValueError(f"{path} is a pointer of Git LFS; fetch the file with `git lfs pull`")
@@ -154,7 +154,7 @@ def _stream(original: Original, name: str, split: str) -> Iterator[Row]:
     configs = (original.config,) if original.config else ()
     number = 0
     try:
-        # Images and the like stay the bytes they are.
+        # Images are kept as bytes.
         for row in datasets.load_dataset(name, *configs, split=split, streaming=True).decode(False):
             yield f"{name}, {split} row {number} (the first is 0)", name, row
             number += 1

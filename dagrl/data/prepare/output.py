@@ -1,4 +1,4 @@
-"""Several files that appear together, each whole, or not at all."""
+"""Writes several files that appear together, complete, or not at all."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _STAGE = ".unfinished"
 
 @contextmanager
 def all_or_nothing(folder: Path) -> Iterator[Path]:
-    """A place inside `folder` to write files to; they are moved into it when the context ends without an error.
+    """Context with a temporary folder inside `folder`, whose files are moved into `folder` when the context ends
+    without an error.
 
-    Nothing else in `folder` is touched. What a killed run left is cleared by the next one. ValueError where another
-    run writes to `folder` at the same time, or it cannot be a folder.
+    Nothing else in `folder` changes. Leftovers of a killed run are removed by the next one. ValueError if another run
+    writes to `folder` at the same time, or it cannot be a folder.
     """
     stage = folder / _STAGE
     try:
@@ -47,7 +48,7 @@ def _take(lock: int, stage: Path, folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise busy from error
-    # A run that ended just now may have removed the lock between its opening and its taking.
+    # A run that has just ended may have removed the lock file between opening and locking it.
     try:
         same = os.path.samestat(os.fstat(lock), (stage / "lock").stat())
     except FileNotFoundError as error:
@@ -57,6 +58,6 @@ def _take(lock: int, stage: Path, folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """On the disk before its name is: a power cut must not leave a name with nothing behind it."""
+    """Contents reach the disk before the name, so that a power cut cannot leave an empty file."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -18,8 +18,8 @@ _OWN_KEY = SourceSpec.model_fields["prompt_key"].default
 def prompt_of(value: Any, spec: SourceSpec, *, has_template: bool) -> Any:
     """The prompt in a value of the source's column, a text or a chat, with the source's system message.
 
-    Text in a column of another name than ``prompt`` is a user's message where the tokenizer has a chat template, and a
-    chat ends before the answers that it closes with. Raises ValueError, with the object of "has", for other values.
+    Text in a column of another name than ``prompt`` is a user's message where the tokenizer has a chat template, and
+    the last answers of a chat are removed. Raises ValueError, with the object of "has", for other values.
     """
     prompt = chat_of(value)
     if no_chat(prompt):
@@ -33,7 +33,7 @@ def prompt_of(value: Any, spec: SourceSpec, *, has_template: bool) -> Any:
 
 
 def with_system(prompt: Any, system: str | None) -> Any:
-    """A prompt as a chat that begins with this system message, unless it has one of its own or is missing."""
+    """A prompt as a chat that begins with this system message, unless it has a system message or is missing."""
     if system is None or not prompt:
         return prompt
     chat = as_chat(prompt)
@@ -42,9 +42,9 @@ def with_system(prompt: Any, system: str | None) -> Any:
 
 
 def answer_of(value: object) -> str:
-    """A reference answer as a response may state it: text as it is, "" for None, the last message of a chat.
+    """A reference answer as text: text unchanged, "" for None, the last message of a chat.
 
-    Dates are in ISO 8601, anything else is JSON. Raises UnicodeDecodeError for bytes that are no text in UTF-8.
+    Dates are in ISO 8601, anything else is JSON. Raises UnicodeDecodeError for bytes that are not UTF-8.
     """
     if value is None:
         return ""
@@ -70,7 +70,7 @@ def as_json(value: object) -> str:
 
 
 def _in_json(value: object) -> object:
-    """The form in JSON of a value that JSON does not have; bytes that are no text become base64."""
+    """The JSON form of a value of another type; bytes that are not text become base64."""
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _GROUP_ROWS, _GROUP_BYTES = 4096, 8 << 20
-"""Largest groups of copies."""
+"""Rows of the largest groups in copies."""
 _LARGE_GROUP, _LARGE_FILE = 32 << 20, 256 << 20
-"""Bytes in memory. Groups of a larger file are copied into smaller ones, because single rows of them are read."""
+"""Bytes in memory. Larger groups are copied into smaller ones, because single rows are read."""
 _SAMPLED_ROWS = 256
 _ROW, _TEXT = "row", "json"
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
@@ -35,25 +35,25 @@ type Values = dict[str, list[Any]]
 
 
 class Part(ABC):
-    """The rows of a file, in groups that are read at once."""
+    """The rows of a file, in groups that are read as a whole."""
 
     schema: pa.Schema
-    """Columns and types; those of JSON as its first rows have them."""
+    """Columns and types; for JSON, the types of its first rows."""
     groups: np.ndarray
     """Rows of each group, int64."""
     size: int
-    """Bytes that all groups would take in memory, about; 0 if they stay on disk."""
+    """Approximate bytes of all groups in memory; 0 if they stay on disk."""
     title: Path
     """The file, for messages."""
     folder: Path
-    """Where relative paths of images begin."""
+    """The folder of relative paths of images."""
 
     @abstractmethod
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Columns of a group, and fields of structs, as far as the file has them."""
+        """Columns of a group, and fields of structs, that exist in the file."""
 
     def values(self, table: pa.Table, names: Sequence[str]) -> Values:
-        """Whole columns of a table that `read` has returned, as Python objects; None where the file has none."""
+        """Whole columns of a table from `read`, as Python objects; None if the file lacks one."""
         return python_values(table, names)
 
     def place(self, row: int) -> str:
@@ -65,13 +65,13 @@ class ParquetPart(Part):
     """A parquet file, or the copy of one."""
 
     def __init__(self, file: PromptFile, opened: object = None) -> None:
-        """`opened`: the file, where `file` names one that is read over the network."""
+        """`opened`: the open file, if it is read over the network."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         self.title, self.folder = file.path, file.path.parent
         with reading(file):
-            # Not mapped into memory: a file that is written anew during the run would end the process with SIGBUS.
+            # Not mapped into memory: rewriting the file during the run would end the process with SIGBUS.
             self._file = pq.ParquetFile(opened or file.path)
             metadata = self._file.metadata
             sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
@@ -128,7 +128,7 @@ class JsonPart(Part):
         self._in_list = is_list_of_rows(file.path)
         self._ends = np.cumsum(self._texts.groups)
         self._numbers: dict[int, np.ndarray] = {}
-        """The last group whose rows were named -> their lines."""
+        """The last group whose rows were located -> their lines."""
         self.groups, self.size = self._texts.groups, self._texts.size
         first = self.read(0, []).slice(0, _SAMPLED_ROWS) if len(self.groups) else None
         self.schema = schema_of_rows(self._rows(first) if first is not None else [])
@@ -165,7 +165,7 @@ def part_of(file: PromptFile) -> Part:
 
 
 def row_of_json(text: bytes, place: str) -> dict[str, object]:
-    """A row of JSON as Python objects. Raises ValueError, with its place, if it is none."""
+    """A row of JSON as Python objects. Raises ValueError, with its place, if it is invalid."""
     try:
         row = json.loads(text)
         if _SURROGATE.search(text):
@@ -184,7 +184,7 @@ def row_of_json(text: bytes, place: str) -> dict[str, object]:
 
 
 def schema_of_rows(rows: Sequence[dict[str, object]]) -> pa.Schema:
-    """The columns of rows of JSON; those whose values have several types are text.
+    """The columns of rows of JSON; columns with values of several types are text.
 
     Arrow's own inference takes a second, to import pandas.
     """
@@ -216,7 +216,7 @@ def _kind(values: Sequence[Any]) -> pa.DataType:
 
 
 def python_values(table: pa.Table, names: Sequence[str]) -> dict[str, list[object]]:
-    """Columns as Python objects; None where the table has none."""
+    """Columns as Python objects; None if the table lacks one."""
     # Maps need another, slower, conversion.
     return {
         name: table[name].to_pylist(maps_as_pydicts="lossy" if "map<" in str(table[name].type) else None)
@@ -256,7 +256,7 @@ def copied(file: PromptFile, schema: pa.Schema, tables: Iterable[pa.Table]) -> P
 
 @contextmanager
 def reading(file: PromptFile) -> Iterator[None]:
-    """Raise ValueError with a sentence for what Arrow raises about a damaged file."""
+    """Context that turns Arrow's errors about a damaged file into a ValueError with a sentence."""
     import pyarrow as pa
 
     try:

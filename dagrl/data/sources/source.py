@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def parts_of_hub(spec: SourceSpec) -> list[Part]:
-    """The files of a data set's split. Raises ValueError if it cannot be had."""
+    """The files of a data set's split. Raises ValueError if it cannot be read."""
     builder, split = builder_of(spec)
     with _telling(spec):
         if spec.streamed:
@@ -75,7 +75,7 @@ _KEPT_BYTES = 256 << 20
 
 
 class Source:
-    """The rows of a source, read by groups when requested: memory does not grow with the data. Not thread-safe."""
+    """The rows of a source, read by groups on request, so that memory does not grow with the data. Not thread-safe."""
 
     def __init__(self, name: str, spec: SourceSpec, parts: Sequence[Part]) -> None:
         """Join files. Raises ValueError if they have no rows."""
@@ -102,7 +102,7 @@ class Source:
 
     @property
     def kept_groups(self) -> int:
-        """How many groups stay in memory while others are read, by half of the space for them."""
+        """Number of groups that stay in memory while others are read, in half of their space."""
         size = sum(part.size for part in self.parts) / len(self._ends)
         return max(1, int(_KEPT_BYTES / 2 / size)) if size else len(self._ends)
 
@@ -123,7 +123,7 @@ class Source:
         return self.parts[self._part_with(row)].folder
 
     def values(self, rows: Sequence[int], columns: Sequence[str]) -> Values:
-        """Columns of these rows by name, as Python objects; None where the file has no such column.
+        """Columns of these rows by name, as Python objects; None if the file lacks a column.
 
         A struct's field, such as ``extra_info.answer``, gives the whole struct, with at least this field.
 

@@ -1,4 +1,4 @@
-"""ROLL's algorithm and rewards, and the keys that need no counterpart or have none."""
+"""ROLL's algorithm and rewards, and the keys without a counterpart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _estimator(t: Translation) -> None:
     elif name == "grpo":
         t.write(target, "grpo", key)
         if whitened:
-            t.refuse("advantages of grpo are not whitened: an estimator of your own (docs/your_own.md)", whiten)
+            t.refuse("advantages of grpo are not whitened; write your own estimator (docs/your_own.md)", whiten)
     elif name == "reinforce" and (whitened or grouped) and by_std in (None, "null"):
         form = ("reinforce_plus_plus_baseline" if grouped else "reinforce_plus_plus") if whitened else "dr_grpo"
         t.write(target, form, *(option for option in (key, whiten, mean) if t.settings.value(option) is not None))
@@ -42,7 +42,9 @@ def _estimator(t: Translation) -> None:
         t.write(target, name, key, whiten)
         t.copy("gamma", "nodes.advantage.gamma")
     else:
-        t.refuse("has no counterpart: an estimator of your own (docs/your_own.md); reinforce_plus_plus stands in", key)
+        t.refuse(
+            "has no counterpart; write your own estimator (docs/your_own.md); reinforce_plus_plus is used instead", key
+        )
         given = (option for option in (mean, std) if t.get(option) is not None)
         t.refuse("has no counterpart with this estimator", *given)
 
@@ -175,7 +177,7 @@ def reward(t: Translation) -> None:
     else:
         key = f"rewards.{names[0]}.worker_cls" if names else "rewards"
         t.note(key, "nodes.reward.fn", "set `fn`, or a node {op: judge} (docs/rewards.md); math stands in")
-    several = "rewards of several domains are one function of your own, by `data_source` (docs/rewards.md)"
+    several = "write one reward function for all domains, by `data_source` (docs/rewards.md)"
     t.refuse(several if len(names) > 1 else "a judge is a node {op: judge} (docs/rewards.md)", *t.rest())
 
 
@@ -192,10 +194,10 @@ def _query_filter(t: Translation, prefix: str) -> None:
 
 REST = (
     refused(
-        "rewards and advantages are not clipped: an estimator of your own (docs/your_own.md)",
+        "rewards and advantages are not clipped; write your own estimator (docs/your_own.md)",
         "reward_clip advantage_clip",
     ),
-    refused_unless(False, "a mask of your own leaves them out (docs/migration.md)", "max_len_mask error_max_len_clip"),
+    refused_unless(False, "exclude them with your own mask (docs/migration.md)", "max_len_mask error_max_len_clip"),
     refused_unless(
         False, "groups are replaced, never masked: `nodes.keep` with `lower` and `upper`", "difficulty_mask"
     ),
@@ -207,7 +209,7 @@ REST = (
     refused("is the `weight` of a source in `data.train`", "*.domain_interleave_probs* *.interleave_probs"),
     refused_unless(1, "samples are drawn, without beams", "*.num_beams"),
     refused(
-        "environments and agents are classes of your own (docs/multi_turn.md)",
+        "write your own classes for environments and agents (docs/multi_turn.md)",
         "custom_envs* *env_manager* *_env_* env_* max_tokens_per_step max_actions_per_traj "
         "reward_normalization* *.max_env_num_per_worker",
     ),

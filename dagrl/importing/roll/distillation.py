@@ -56,7 +56,7 @@ def _engine(t: Translation, engine: str, prefix: str) -> None:
 
 
 def _recomputes_old(t: Translation) -> bool:
-    """Whether the trainer computes log-probs before it trains: ROLL sets this itself, with several steps a batch."""
+    """Whether the trainer computes log-probs before training, which ROLL sets itself for several steps a batch."""
     enabled, disabled = map(t.flag, _RECOMPUTE)
     if disabled or enabled:
         return not disabled
@@ -65,7 +65,7 @@ def _recomputes_old(t: Translation) -> bool:
     samples = t.number("rollout_batch_size", 128) * t.number("num_return_sequences_in_group", 1)
     rows = t.number(f"{TRAIN}.training_args.per_device_train_batch_size", 8)
     rows *= t.number(f"{TRAIN}.training_args.gradient_accumulation_steps", 1)
-    # ROLL knows the ranks of these strategies alone.
+    # ROLL knows only the ranks of these strategies.
     is_counted = str(t.get(f"{TRAIN}.strategy_args.strategy_name")) in ("megatron_train", "fsdp2_train")
     return samples // (data_parallel_ranks(t) if is_counted else 1) // rows > 1
 
@@ -75,4 +75,4 @@ def _weights(t: Translation, prefixes: list[str]) -> None:
     values = [t.get(key, 1.0) for key in keys]
     t.write(f"{ADVANTAGE}.coef", values[0], *keys)
     if any(value != values[0] for value in values):
-        t.refuse("teachers have one weight, `distillation.coef`; that of the first stands in", *keys)
+        t.refuse("teachers share one weight, `distillation.coef`; the first teacher's is used", *keys)

@@ -13,7 +13,7 @@ from dagrl.importing.teachers import ADVANTAGE, put_teachers
 _MOST_PROMPT = 2048
 _COLUMNS = {"--input-key": "prompt_key", "--label-key": "answer_key"}
 _LOSS = "nodes.update.loss"
-_OWN_CODE = "is a node, an agent or a loss of your own (docs/your_own.md, docs/gateway.md)"
+_OWN_CODE = "needs your own node, agent or loss (docs/your_own.md, docs/gateway.md)"
 
 
 @joint("--prompt-data --input-key --label-key", always=True)
@@ -54,7 +54,7 @@ def _validates(t: Translation) -> bool:
     "--eval-top-k --eval-max-response-len --n-samples-per-eval-prompt"
 )
 def _validation(t: Translation) -> None:
-    """Slime validates with the rollout's sampling where it sets no other, and before the first step."""
+    """Slime validates with the rollout's sampling unless it sets another, and before the first step."""
     files, sampling = "--eval-prompt-data", "nodes.rollout.val_sampling"
     if not _validates(t):
         return
@@ -239,7 +239,7 @@ def correction(t: Translation) -> None:
     t.copy("--tis-clip", f"{target}_threshold")
     if t.number("--tis-clip-low", 0):
         t.refuse("weights below a bound become 0 here, and the bound there", "--tis-clip-low")
-    t.refuse("is a loss of your own (docs/your_own.md)", "--custom-tis-function-path")
+    t.refuse("needs your own loss (docs/your_own.md)", "--custom-tis-function-path")
 
 
 @joint("--eps-clip --eps-clip-high", always=True)
@@ -395,7 +395,7 @@ REST = (
     refused("draft layers are not trained", "--mtp-* --enable-mtp-training"),
     refused("wandb reads its own environment, such as WANDB_API_KEY and WANDB_PROJECT", "--wandb-*"),
     refused("rewards are functions of a row", "--reward-key"),
-    refused("advantages are those of `estimator`", "--disable-rewards-normalization"),
+    refused("advantages depend on `estimator`", "--disable-rewards-normalization"),
     refused("images are `data.image_key` (docs/images.md)", "--multimodal-keys"),
     refused("validation sets are parquet files: `data.val`", "--eval-config"),
     refused("is for tests of slime", "--debug-*"),

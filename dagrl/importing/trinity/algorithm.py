@@ -1,4 +1,4 @@
-"""Trinity-RFT's algorithm and rewards, and the keys that need no counterpart or have none."""
+"""Trinity-RFT's algorithm and rewards, and the keys without a counterpart."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _algorithm(t: Translation) -> None:
     name = t.get(advantage) or type_default(t, 0)
     if t.get(key) not in TYPES:
         t.put("nodes.advantage.estimator", "grpo")
-        reason = "has no counterpart here, or is a pipeline of its own (docs/offline.md); grpo stands in"
+        reason = "has no counterpart, or needs a separate pipeline (docs/offline.md); grpo is used instead"
         t.refuse(_JSD if t.get(key) == "jsd" else reason, key)
         return
     if name in _ESTIMATORS:
@@ -54,7 +54,7 @@ def _algorithm(t: Translation) -> None:
         t.write("nodes.advantage.estimator", _ESTIMATORS[name], *keys)
     else:
         t.put("nodes.advantage.estimator", "grpo")
-        reason = "has no counterpart: an estimator of your own (docs/your_own.md); grpo stands in"
+        reason = "has no counterpart; write your own estimator (docs/your_own.md); grpo is used instead"
         t.refuse(_JSD if name == "jsd" else reason, advantage, key)
     for option, target in _ARGUMENTS.items():
         t.copy(f"{arguments}.{option}", f"nodes.advantage.{target}")
@@ -83,7 +83,7 @@ def _loss(t: Translation) -> None:
     key, mode = "algorithm.policy_loss_fn", "algorithm.loss_agg_mode"
     name = t.get(key) or type_default(t, 1)
     if name not in _LOSSES:
-        reason = "has no counterpart: a loss of your own (docs/your_own.md); ppo stands in"
+        reason = "has no counterpart; write your own loss (docs/your_own.md); ppo is used instead"
         t.refuse(reason, key, *t.below(_PREFIX))
         t.write(f"{_LOSS}.aggregation", t.get(mode) or "token-mean", mode)
         return
@@ -177,7 +177,7 @@ ALGORITHM = (_algorithm, _critic, _loss, _divergence, _teacher)
     always=True,
 )
 def _reward(t: Translation) -> None:
-    """A task set's own types go first."""
+    """A task set's own types take precedence."""
     t.put("nodes.reward.op", "reward")
     t.put("nodes.reward.fn", "math")
     flow, key = (
@@ -195,7 +195,7 @@ def _reward(t: Translation) -> None:
         if "on_policy_distill" in str(t.get(option)):
             t.imply("the teacher reads each sample in `nodes.teacher`; a reward measures the student alone", option)
         elif t.given(option) and "math" not in str(t.get(option)):
-            t.refuse("a Workflow of your own is `nodes.rollout.agent` (docs/gateway.md)", option)
+            t.refuse("your own Workflow is `nodes.rollout.agent` (docs/gateway.md)", option)
 
 
 _PENALTY = f"{TASKS}.taskset.reward_fn_args"
@@ -221,9 +221,9 @@ def _operators(t: Translation) -> None:
             t.write("nodes.keep.op", "filter", key)
             t.copy(threshold, "nodes.keep.min_std", above=0)
         elif t.get(key) == "mask_response_truncated":
-            t.refuse("a mask of your own leaves them out (docs/migration.md)", key)
+            t.refuse("exclude them with your own mask (docs/migration.md)", key)
         else:
-            t.refuse("has no counterpart: a node of your own (docs/your_own.md)", key)
+            t.refuse("has no counterpart; write your own node (docs/your_own.md)", key)
     t.refuse("samples are trained on in their own step", *t.rest())
 
 
@@ -237,7 +237,7 @@ REST = (
         under(f"{_BUFFER}.experience_buffer", "name storage_type path capacity max_read_timeout"),
     ),
     refused_unless(
-        (1.0, 0), "log-probs would be those of another policy", "model.repetition_penalty model.min_response_tokens"
+        (1.0, 0), "log-probs would belong to another policy", "model.repetition_penalty model.min_response_tokens"
     ),
     refused("prepare the file beforehand", "data_processor.* service*"),
     refused(
@@ -250,7 +250,7 @@ REST = (
     refused("a run for each stage, from what `dagrl export` makes of the one before", "stages*"),
     refused("is a tool or an environment (docs/multi_turn.md)", under(TASKS, "taskset.workflow_args* *workflow_args*")),
     implied(
-        "columns are those of the converted file",
+        "columns are the converted file's",
         under(f"{TASKS}.eval_tasksets", "*.format.* *.storage_type *.subset_name"),
     ),
     refused("all validation sets share reward and format", under(TASKS, "eval_tasksets.* default_eval_workflow_type")),

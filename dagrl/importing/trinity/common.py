@@ -10,7 +10,7 @@ from dagrl.importing.table import Translation
 MODEL = "explorer.rollout_model"
 TASKS = "buffer.explorer_input"
 EVAL_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_tokens": "max_new_tokens"}
-"""Sampling of a validation set -> dagrl's names."""
+"""Names of sampling options of a validation set -> dagrl's names."""
 TYPES = {
     "ppo": ("ppo", "ppo", "k2", 1),
     "grpo": ("grpo", "ppo", "k2", 2),

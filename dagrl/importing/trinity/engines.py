@@ -11,7 +11,7 @@ from dagrl.importing.trinity.common import MODEL, interval_of, is_megatron, uses
 
 @joint("cluster.node_num cluster.gpu_per_node", under(MODEL, "engine_num"), always=True)
 def _groups(t: Translation) -> None:
-    """Explorer and trainer have GPUs of their own: the engines' first, the rest for the trainer."""
+    """Explorer and trainer have separate GPUs: the first for the engines, the rest for the trainer."""
     nodes, gpus = int(t.number("cluster.node_num", 1)), int(t.number("cluster.gpu_per_node", 8))
     number, tensor = f"{MODEL}.engine_num", f"{MODEL}.tensor_parallel_size"
     keys, total = ("cluster.node_num", "cluster.gpu_per_node"), nodes * gpus

@@ -39,7 +39,7 @@ def lengths(t: Translation) -> None:
 
 
 def _file(t: Translation, section: str) -> object:
-    """The parquet file of a data set that Trinity loads by name and split; an unknown path stays as it is."""
+    """The parquet file of a data set that Trinity loads by name and split; an unknown path is kept."""
     path, split = t.get(f"{section}.path"), t.get(f"{section}.split")
     if isinstance(path, Unresolved):
         return path
@@ -94,7 +94,7 @@ def _selector(t: Translation, prefix: str) -> None:
         case None:
             t.write("data.order", "file", key, note="sequential by default there")
         case _:
-            t.refuse("write a sampler of your own: `data.order: module:Class` (docs/curriculum.md)", key)
+            t.refuse("write your own sampler: `data.order: module:Class` (docs/curriculum.md)", key)
 
 
 @joint(
@@ -102,7 +102,7 @@ def _selector(t: Translation, prefix: str) -> None:
     always=True,
 )
 def batches(t: Translation) -> None:
-    """``batch_size`` tasks make one optimizer step; a step here is all between two syncs."""
+    """``batch_size`` tasks make one optimizer step; a step here covers all of them between two syncs."""
     batch, interval, trained = "buffer.batch_size", "synchronizer.sync_interval", "buffer.train_batch_size"
     n, syncs = t.number("algorithm.repeat_times") or type_default(t, 3), interval_of(t)
     samples = t.number(trained, 0)
@@ -136,7 +136,7 @@ _SAMPLING = ("temperature", "top_p", "top_k")
     always=True,
 )
 def rollout_sampling(t: Translation) -> None:
-    """A task set's own sampling goes first. A validation set that gives none has that of the first one."""
+    """A task set's own sampling takes precedence. A validation set without sampling has the first one's."""
     parts.put_node(t, "rollout", "rollout", "generator")
     for name in _SAMPLING:
         keys = [f"{section}.{name}" for section in (f"{TASKS}.taskset.rollout_args", "model", MODEL)]

@@ -46,7 +46,7 @@ def _policy(t: Translation) -> None:
             mode, key = older, f"{ACTOR}.use_{older}_loss"
     if mode not in _POLICIES:
         known = ", ".join(_POLICIES)
-        t.refuse(f"losses with a counterpart are {known}; any other is a loss of your own (docs/your_own.md)", key)
+        t.refuse(f"losses with a counterpart are {known}; write your own loss for others (docs/your_own.md)", key)
         return
     policy = _POLICIES[mode]
     if policy != "ppo_clip" or t.given(key):

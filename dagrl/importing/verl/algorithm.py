@@ -35,7 +35,7 @@ def _estimator(t: Translation) -> None:
     if name not in _ESTIMATORS:
         known = ", ".join(dict.fromkeys(_ESTIMATORS.values()))
         t.put("nodes.advantage.estimator", "grpo")
-        reason = f"estimators are {known}, or one of your own (docs/your_own.md)"
+        reason = f"estimators are {known}, or your own (docs/your_own.md)"
         if name == "gdpo":
             reason = "gdpo needs the names of its rewards in gdpo_reward_keys"
         t.refuse(f"{reason}; grpo stands in", key)
@@ -76,11 +76,11 @@ def _rewards(t: Translation) -> bool:
 
 
 def _difference(t: Translation, name: str) -> str:
-    """How ``optimal_token_baseline`` differs from verl's."""
+    """Differences of ``optimal_token_baseline`` from verl's."""
     notes = []
     is_corrected = t.get(f"{CORRECTION}.rollout_is") in ("token", "sequence")
     if _ESTIMATORS[name] == "optimal_token_baseline" and is_corrected:
-        notes.append("there, the baseline's weights have the square of those of `rollout_is` as a factor")
+        notes.append("in verl, the baseline's weights are multiplied by the squared weights of `rollout_is`")
     if name == "optimal_token_baseline" and has_turns(t):
         notes.append("there, tokens of tools count in t; here they do not, as in tir_optimal_token_baseline")
     return "; ".join(notes)
@@ -169,7 +169,7 @@ def _correction(t: Translation) -> None:
 
 
 def _rejection(t: Translation, key: str, bound: str, target: str) -> None:
-    """Criteria and their thresholds, divided by commas; a single threshold is that of all."""
+    """Criteria and their thresholds, divided by commas; a single threshold applies to all."""
     if t.get(key) is None:
         return
     names, given = ([part.strip() for part in str(t.get(option)).split(",")] for option in (key, bound))
@@ -187,9 +187,9 @@ def _rejection(t: Translation, key: str, bound: str, target: str) -> None:
 
 
 def _limits(name: str, text: str) -> tuple[str, float, float | None] | None:
-    """The criterion, its largest value and its smallest, or None if verl knows no such one.
+    """The criterion, its largest value and its smallest, or None if verl has no such criterion.
 
-    Verl's bounds of k1 are of the generator's probability over the trainer's, dagrl's of its reciprocal.
+    Verl's bounds of k1 apply to the generator's probability over the trainer's, dagrl's to its reciprocal.
     """
     try:
         *low, high = map(float, text.split("_"))

@@ -10,7 +10,7 @@ from dagrl.importing.table import Translation, implied, joint, refused, refused_
 from dagrl.importing.verl.common import ROLLOUT
 
 _SEES = re.compile(r"[-_.]VL\b", re.IGNORECASE)
-"""In the name of a model that sees, such as Qwen2.5-VL-7B-Instruct."""
+"""Pattern in the name of a vision model, such as Qwen2.5-VL-7B-Instruct."""
 
 
 _COLUMNS = {"data.prompt_key": "prompt_key"}
@@ -60,7 +60,7 @@ def _lengths(t: Translation) -> None:
 
 @joint("data.image_key", always=True)
 def _images(t: Translation) -> None:
-    """Verl reads the column `images` of any data set that has one; dagrl only where the pipeline names it."""
+    """Verl reads the column `images` of any data set that has one; dagrl only if the pipeline names it."""
     key, model = "data.image_key", t.get("actor_rollout_ref.model.path")
     if t.given(key) or (isinstance(model, str) and _SEES.search(model)):
         t.copy(key, key, "images")
@@ -81,11 +81,11 @@ DATA = (
     refused_unless("null", "rows are read as they are; prepare the file beforehand", "data.custom_cls.*"),
     refused("the chat template is called without arguments", "data.apply_chat_template_kwargs*"),
     refused(
-        "is `data.order: {adaptive: {}}`, or a sampler of your own, `module:Class`, with `take` and `observe` instead "
+        "is `data.order: {adaptive: {}}`, or your own sampler, `module:Class`, with `take` and `observe` instead "
         "of `__iter__` and `update` (docs/curriculum.md)",
         "data.sampler.*",
     ),
-    refused("new prompts come from a sampler or a source of your own (docs/curriculum.md)", "data.datagen.*"),
+    refused("new prompts need your own sampler or source (docs/curriculum.md)", "data.datagen.*"),
     refused("images alone: there are neither videos nor sounds", "data.video_key"),
     implied(
         "follows from the pipeline",
@@ -109,7 +109,7 @@ _CODE = re.compile(
     r"(?<![a-z])(code|apps|taco|codeforces|codecontests|livecodebench|lcb|mbpp|humaneval)", re.IGNORECASE
 )
 _DAPO = re.compile(r"dapo|aime", re.IGNORECASE)
-"""In the names of data sets of programs, and of those whose rewards are 1 and -1."""
+"""Patterns in the names of data sets of programs, and of data sets with rewards of 1 and -1."""
 
 
 @joint(*(under(prefix, "path name") for prefix in _FUNCTIONS), always=True)
@@ -196,7 +196,7 @@ REWARD = (
         "reward_model.reward_kwargs.*",
         *(f"{prefix}.reward_kwargs*" for prefix in _FUNCTIONS),
     ),
-    refused("code runs in a sandbox of its own: `fn: code` (docs/rewards.md)", "*sandbox_fusion*"),
+    refused("code runs in dagrl's sandbox: `fn: code` (docs/rewards.md)", "*sandbox_fusion*"),
     implied(
         "rewards are computed on the host by `run.host_workers`",
         "reward_model.num_workers reward_model.launch_reward_fn_async reward_model.reward_loop*",

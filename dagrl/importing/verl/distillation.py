@@ -24,7 +24,7 @@ def distillation(t: Translation) -> None:
 
 
 def _teachers(t: Translation) -> list[str]:
-    """Verl drops ``teacher_model`` where there are others, and reads ``key`` only then."""
+    """Verl drops ``teacher_model`` if there are others, and reads ``key`` only then."""
     names = list(dict.fromkeys(key.split(".")[2] for key in t.below(_MODELS)))
     several = [name for name in names if name != "teacher_model"]
     pool, machines = "distillation.n_gpus_per_node", "distillation.nnodes"
@@ -66,7 +66,7 @@ def _loss(t: Translation, nodes: list[str]) -> None:
     if _over_candidates(t):
         _candidates(t, nodes, mode)
     elif form not in (("k1",) if by_advantage else SAMPLED):
-        known = "k1, whose gradient is that of the divergence" if by_advantage else ", ".join(SAMPLED)
+        known = "k1, whose gradient is the divergence's" if by_advantage else ", ".join(SAMPLED)
         t.refuse(f"losses with a counterpart are {known}; the default of dagrl stands in", mode, gradient)
     elif not by_advantage:
         t.write(f"{LOSS}.divergence", form, mode)
@@ -94,7 +94,7 @@ def _without_terms(t: Translation, reason: str) -> None:
 
 
 def _policy(t: Translation, gradient: str, *, alone: bool) -> None:
-    """Verl's loss of a teacher's advantages is ``vanilla``, with bounds of its own, beside that of the rewards."""
+    """Verl's loss of a teacher's advantages is ``vanilla``, with separate bounds, beside the loss of the rewards."""
     plain, *ends = (f"{_LOSS}.clip_ratio{end}" for end in ("", "_low", "_high"))
     keys = [key if t.get(key, 0.2) is not None else plain for key in ends]
     bounds = {name: t.get(key, 0.2) for name, key in zip(("clip_ratio", "clip_ratio_high"), keys, strict=True)}
@@ -107,9 +107,9 @@ def _policy(t: Translation, gradient: str, *, alone: bool) -> None:
         return
     reasons, low = [], t.tree.get(f"{section}.clip_ratio")
     if t.tree.get(f"{section}.policy", "ppo_clip") != "ppo_clip":
-        reasons.append("a loss of its own, `vanilla`, where the rewards have another")
+        reasons.append("verl has a separate loss, `vanilla`, if the rewards have another")
     elif [low, t.tree.get(f"{section}.clip_ratio_high", low), t.tree.get(f"{section}.dual_clip")] != [*bounds.values()]:
-        reasons.append(f"a loss of its own, clipped at {', '.join(map(str, bounds.values()))}")
+        reasons.append(f"verl has a separate loss, clipped at {', '.join(map(str, bounds.values()))}")
         t.refuse("one loss has one clip: `nodes.update.loss.clip_ratio`", *keys)
     if t.tree.get("nodes.advantage.estimator") in _WHITENED:
         reasons.append("no part in the whitening of the rewards' advantages")
@@ -118,7 +118,7 @@ def _policy(t: Translation, gradient: str, *, alone: bool) -> None:
 
 
 def _vanilla(t: Translation, reason: str) -> None:
-    """Drop the actor's loss, but for its aggregation, which verl gives the teacher's loss too."""
+    """Drop the actor's loss, except its aggregation, which verl also uses for the teacher's loss."""
     kept = (f"{LOSS}.", "nodes.update.loss.aggregation")
     actors = ("nodes.update.loss.", "nodes.held.")
     for target in [key for key in t.tree if key.startswith(actors) and not key.startswith(kept)]:

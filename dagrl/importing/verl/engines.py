@@ -22,7 +22,7 @@ _LAYERS = {
     **dict.fromkeys(("gate_proj", "up_proj"), "linear_fc1"),
     "down_proj": "linear_fc2",
 }
-_RECOMPUTES = "with Megatron, `override_transformer_config` decides what is computed anew"
+_RECOMPUTES = "with Megatron, `override_transformer_config` selects recomputation"
 
 
 @joint(under(MODEL, "enable_gradient_checkpointing"), always=True)
@@ -44,7 +44,7 @@ def _lora(t: Translation) -> None:
     if folder:
         t.copy(folder, f"{target}.path")
     if folder and not rank:
-        reason = "rank, alpha and layers are those of the folder's adapter_config.json; write them"
+        reason = "rank, alpha and layers are in the folder's adapter_config.json; write them"
         t.note(f"{MODEL}.lora_rank", f"{target}.rank", reason)
     if not rank:
         return
@@ -190,7 +190,7 @@ _STYLES = "lr_decay_style lr_scheduler_type warmup_style"
 
 
 def schedule(section: str, engine: str) -> Rule:
-    """Translate the learning rate's schedule, which verl too moves once for each training batch."""
+    """Translate the learning rate's schedule, which verl also advances once for each training batch."""
     optim = f"{section}.optim"
 
     @joint(under(optim, f"lr_warmup_steps lr_warmup_steps_ratio {_STYLES} min_lr min_lr_ratio lr_decay_steps"))
@@ -215,7 +215,7 @@ def schedule(section: str, engine: str) -> Rule:
 
 
 def optimizer_rest(section: str) -> Rule:
-    """Keys of an optimizer that need no counterpart, or have none."""
+    """Keys of an optimizer without a counterpart."""
     return refused_unless(
         (-1, 0, 0.5, "constant", "exponential", "torch.optim", True, "fp32"),
         "the learning rate has a warm-up and a shape; see `lr_schedule`",

@@ -141,7 +141,7 @@ def _turns(t: Translation) -> None:
 
 @joint(under(ROLLOUT, "agent.* agent"))
 def _agent(t: Translation) -> None:
-    own = "an agent loop of your own is `nodes.rollout.agent` (docs/gateway.md)"
+    own = "your own agent loop is `nodes.rollout.agent` (docs/gateway.md)"
     for key in t.current:
         if key.endswith(".default_agent_loop"):
             if t.get(key) not in (None, "single_turn_agent", "tool_agent"):
