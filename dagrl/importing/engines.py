@@ -25,7 +25,7 @@ PARALLEL = (
 )
 """Megatron's sizes of a layout."""
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-"""Megatron's fields that compute every layer anew."""
+"""Megatron's fields for full recomputation."""
 _SERVER = "engines.generator.server"
 _SERVER_NAMES = {
     "sglang": {
@@ -46,12 +46,12 @@ _SERVER_NAMES = {
 
 
 def server_key(t: Translation, name: str) -> str:
-    """The generator's key for something that SGLang and vLLM name differently."""
+    """The generator's key of an option that SGLang and vLLM name differently."""
     return f"{_SERVER}.{_SERVER_NAMES[str(t.tree['engines.generator.backend'])][name]}"
 
 
 def put_generator(t: Translation, backend: str) -> None:
-    """Put the generator; vLLM runs in an environment of its own."""
+    """Put the generator; vLLM runs in a separate environment."""
     t.put("engines.generator.backend", backend)
     t.put("engines.generator.weights_from", "actor")
     if backend == "vllm":
@@ -62,7 +62,7 @@ def put_generator(t: Translation, backend: str) -> None:
 
 
 def generator_of(t: Translation, key: str) -> None:
-    """Write the backend that a key names; SGLang stands in for a server that dagrl does not have."""
+    """Write the backend that a key names; SGLang replaces servers that dagrl does not support."""
     name = t.get(key)
     put_generator(t, name if name in ("vllm", "sglang") else "sglang")
     if name in ("vllm", "sglang"):
@@ -79,7 +79,7 @@ def _tested_fields(backend: str, section: str) -> type[LibraryFields]:
 
 
 def library_field(t: Translation, key: str, engine: str, section: str, field: str) -> None:
-    """Write a field of a library's configuration under its own name, untested ones under ``extra``."""
+    """Write a field of a library's configuration under its own name, an untested one under ``extra``."""
     fields = _tested_fields(str(t.tree[f"engines.{engine}.backend"]), section)
     value = t.get(key)
     if field in fields.refused:
@@ -122,7 +122,7 @@ def write_layout(t: Translation, engine: str, section: str) -> None:
 
 
 def sequence_parallel(t: Translation, engine: str, key: str, tensor: str) -> None:
-    """Write Megatron's sequence parallelism, which it ignores on one tensor-parallel rank."""
+    """Write Megatron's sequence parallelism, unless there is one tensor-parallel rank."""
     if t.number(tensor, 1) > 1 or isinstance(t.get(tensor), Unresolved):
         t.copy(key, f"engines.{engine}.parallel.sequence_parallel")
 
@@ -152,7 +152,7 @@ def write_betas(t: Translation, engine: str, key: str) -> None:
 
 
 def write_shape(t: Translation, engine: str, key: str, default: str | None = None) -> bool:
-    """Write the shape of the learning rate, if Megatron has it; whether it does."""
+    """Write the shape of the learning rate if Megatron supports it; returns whether it does."""
     style = t.get(key, default)
     if not isinstance(style, Unresolved) and style not in ("constant", "linear", "cosine", "inverse-square-root"):
         t.refuse("shapes are constant, linear, cosine and inverse-square-root", key)
@@ -162,14 +162,14 @@ def write_shape(t: Translation, engine: str, key: str, default: str | None = Non
 
 
 def write_steps(t: Translation, engine: str, target: str, key: str, steps: int) -> None:
-    """Write a length that the source counts in optimizer steps, of which a step here has `steps`."""
+    """Write a length that the source gives in optimizer steps; a step here has `steps` of them."""
     if t.number(key, 0) > 0:
         note = f"optimizer steps there, {steps} a step" if steps > 1 else ""
         t.write(f"engines.{engine}.lr_schedule.{target}", -(-int(t.get(key)) // steps), key, note=note)
 
 
 def write_warmup_ratio(t: Translation, engine: str, key: str) -> None:
-    """Write a warm-up that is a fraction of the decay: by default of the run, however long that will be."""
+    """Write a warm-up that is a fraction of the decay: by default of the run, of any length."""
     schedule = f"engines.{engine}.lr_schedule"
     ratio, end = t.number(key), t.tree.get(f"{schedule}.lr_decay_steps")
     if ratio and end:

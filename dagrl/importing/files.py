@@ -1,4 +1,4 @@
-"""Reads files that a source is, or names."""
+"""Reads the files of a source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_BYTES = 1024 * 1024
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have has none."""
+    """Whether the file exists; False for invalid names."""
     return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises an error for a name that is too long)
 
 

@@ -1,6 +1,6 @@
-"""Holds a translated pipeline against what dagrl takes, after all other rules of a framework.
+"""Adjusts a translated pipeline to dagrl's rules, after all other rules of a framework.
 
-Takes back, raises, or lists for the user to decide each value that dagrl does not take as the source gives it.
+Each value that dagrl cannot use as given is removed, raised, or listed for the user to decide.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PACKS = ("logprob", "update", "values", "critic")
 """Ops that pack samples into micro-batches."""
 
 _PLAIN = re.compile(r"gsm-?8k", re.IGNORECASE)
-"""In the name of a file whose references are plain numbers."""
+"""Pattern in the name of a file whose references are plain numbers."""
 _FILE = re.compile(r"data\.(train|val)(\.(?!prompt_key|answer_key)\w+(\.path)?)?")
 _VAL_N = re.compile(r"nodes\.rollout\.val_n|data\.val\.\w+\.n")
 _STRICT = "`strict`: references are plain numbers, and a sum that is not computed is no answer (docs/rewards.md)"
 
 
 def _drop_foreign_options(t: Translation) -> None:
-    """Take back options that the loss or the estimator does not have: there, they have no effect either."""
+    """Remove options that the loss or the estimator lacks; they have no effect in the source framework either."""
     for section, form, table in (
         ("nodes.update.loss", t.tree.get("nodes.update.loss.policy", "ppo_clip"), OF_LOSSES),
         ("nodes.advantage", t.tree.get("nodes.advantage.estimator"), OF_ESTIMATORS),
@@ -50,14 +50,14 @@ def _list_single_response(t: Translation) -> None:
 
 
 def _read_generators_log_probs(t: Translation) -> None:
-    """Let a divergence in reward or advantage read the generator's log-probs where the trainer computes none."""
+    """Make a divergence in reward or advantage read the generator's log-probs if the trainer computes none."""
     divergences = ("nodes.advantage.kl_in_reward.", "nodes.advantage.distillation.")
     if any(key.startswith(divergences) for key in t.tree) and "nodes.old.op" not in t.tree:
         t.put("nodes.advantage.read", {"old_logprob": "rollout_logprob"})
 
 
 def _fit_batches(t: Translation) -> None:
-    """Take back sizes that a step does not reach, and list mini-batches that do not divide it."""
+    """Remove sizes that a step does not reach, and list mini-batches that do not divide it."""
     prompts = t.tree.get("data.prompts_per_step")
     if not isinstance(prompts, int):
         return
@@ -78,7 +78,7 @@ def _fit_batches(t: Translation) -> None:
 
 
 def _drop_without_effect(t: Translation) -> None:
-    """Drop values that mean off, and list values with which the policy does not learn."""
+    """Drop values that disable an option, and list values with which the policy does not learn."""
     for target in ("run.save_every", "run.validate_every"):
         if _number(t, target) < 1:
             t.drop(target, "never")
@@ -101,19 +101,19 @@ def _drop_equal_responses(t: Translation) -> None:
         sampled = any(key.startswith(f"{section}.") for key in t.tree)
         if t.tree[target] != 1 and (not sampled or t.tree.get(f"{section}.temperature") == 0):
             t.drop(target, "the likeliest response is the same each time")
-            if target.startswith("data."):  # A set without its own number has the rollout's.
+            if target.startswith("data."):  # A set without its own number uses the rollout's.
                 t.put(target, 1)
 
 
 def _list_layouts(t: Translation) -> None:
-    """List sizes of trainers that do not fit the ranks of their group, and take back chunks without stages."""
+    """List sizes of trainers that do not fit the ranks of their group, and remove chunks without stages."""
     for engine in ("actor", "critic"):
         section = f"engines.{engine}.parallel."
         chunks, stages = f"{section}{PARALLEL[2]}", f"{section}{PARALLEL[1]}"
         if t.tree.get(stages, 1) == 1 or t.tree.get(chunks) == 1:
             t.drop(chunks, "layers are in chunks on several stages only, of two chunks or more")
         name, sizes = str(t.tree.get(f"engines.{engine}.group")), _section(t, section)
-        with suppress(ValueError, ZeroDivisionError):  # A size is not valid; the validation of the pipeline reports it.
+        with suppress(ValueError, ZeroDivisionError):  # A size is invalid; the validation of the pipeline reports it.
             for size, fault in [*rank_faults(ParallelSpec(**sizes), GroupSpec(**_section(t, f"groups.{name}.")), name)]:
                 _list(t, f"{section}{size}", fault)
         experts, tensor = f"{section}{PARALLEL[4]}", f"{section}{PARALLEL[0]}"
@@ -144,7 +144,7 @@ def _list_large_server(t: Translation) -> None:
 
 
 def _fit_copies(t: Translation) -> None:
-    """Drop copies that an SGLang server cannot have, and list sizes that do not divide its GPUs."""
+    """Drop copies that an SGLang server does not support, and list sizes that do not divide its GPUs."""
     server = "engines.generator.server."
     tensor, copies = t.tree.get(f"{server}tp_size", 1), f"{server}dp_size"
     attention = f"{server}enable_dp_attention"
@@ -161,7 +161,7 @@ def _fit_copies(t: Translation) -> None:
 
 
 def _fit_lengths(t: Translation) -> None:
-    """Let micro-batches and the server's context hold the longest sample; there, few samples are that long."""
+    """Raise micro-batches and the server's context to the longest sample, which is rare in the source framework."""
     prompt, response = t.tree.get("data.max_prompt_tokens"), t.tree.get("nodes.rollout.sampling.max_new_tokens")
     if not isinstance(prompt, int) or not isinstance(response, int):
         return
@@ -183,7 +183,7 @@ def _fit_lengths(t: Translation) -> None:
 
 
 def _strict_math(t: Translation) -> None:
-    """Make the mathematical reward strict if all references are numbers: else it accepts sums that are not computed."""
+    """Make the mathematical reward strict if all references are numbers: otherwise it accepts sums such as 9+9."""
     files = {
         key: value if isinstance(value, list) else [value] for key, value in t.tree.items() if _FILE.fullmatch(key)
     }
@@ -197,7 +197,7 @@ def _strict_math(t: Translation) -> None:
             keys = [setting.key for key in training for setting in t.origins[key]]
             t.write(target, True, *keys, note=_STRICT)
         else:
-            t.note(target, target, "set it if all references are plain numbers, as those of gsm8k (docs/rewards.md)")
+            t.note(target, target, "set it if all references are plain numbers, as in gsm8k (docs/rewards.md)")
 
 
 def _number(t: Translation, target: str) -> float:

@@ -14,15 +14,15 @@ from dagrl.validation.unused_options import OF_TRACKERS
 _KL_ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 DAPO = "; rewards are 1 and 0 here, 1 and -1 for DAPO's and AIME's data there"
 _SLICE = re.compile(r"@\[[^\[\]]*\]$")
-"""Rows of a file, as frameworks name them."""
+"""Names of columns in frameworks."""
 _READABLE = tuple(ending for kind in ENDINGS for ending in kind)
 DATA_ENDING = re.compile(r"\.(parquet|jsonl?|ndjson|arrow|feather|ipc|csv|tsv)(\.gz)?$")
-"""Endings of data files, also of those that are to be converted."""
+"""Endings of data files, including formats that must be converted."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def data_file(value: object) -> object:
-    """The name of a data file in a format that dagrl reads; that of a parquet file for others."""
+    """The name of a data file if dagrl reads its format, otherwise of a parquet file."""
     if not isinstance(value, str):
         return value
     name = _SLICE.sub("", value)
@@ -48,7 +48,8 @@ def write_files(
 ) -> None:
     """Write the files of ``data.train`` or of a set of ``data.val``: one, or a list of several.
 
-    `columns`: settings that name a column -> the key of a source for it. They are written where it is another column.
+    `columns`: settings that name a column -> the source's key for it. They are written unless they are the default
+    column.
     """
     files = [file for file in files if file is not None]
     whole = [_SLICE.sub("", file) if isinstance(file, str) else file for file in files]
@@ -68,7 +69,7 @@ def write_files(
 
 
 def write_epochs(t: Translation, key: str) -> None:
-    """Write ``run.epochs``, where the source gives no number of steps."""
+    """Write ``run.epochs``, unless the source gives a number of steps."""
     epochs = t.get(key)
     if isinstance(epochs, Unresolved):
         t.write("run.steps", epochs, key)
@@ -86,9 +87,9 @@ def name_of(value: object) -> str:
 
 
 def trackers(t: Translation, values: Iterable[object], keys: Iterable[str], settings: Mapping[str, str]) -> None:
-    """Write ``track``; trackers that dagrl does not have are refused.
+    """Write ``track``; unknown trackers are refused.
 
-    `settings` names the keys of the source by those of a tracker's section: ``project``, ``name`` and so on.
+    `settings` maps keys of a tracker's section to keys of the source: ``project``, ``name`` and so on.
     """
     names = {"stdout": "console", "console": "console", "file": None}
     known = ("console", "tensorboard", "wandb", "mlflow", "swanlab")
@@ -124,7 +125,7 @@ def tracked(key: str, **settings: str) -> Rule:
 
 
 def kept(key: str) -> Rule:
-    """Write how many checkpoints are kept, if any are: all where the framework has no number."""
+    """Write the number of kept checkpoints, if any are kept: all if the framework has no limit."""
 
     @joint(key, always=True)
     def rule(t: Translation) -> None:
@@ -151,7 +152,7 @@ def write_val_n(t: Translation, key: str) -> None:
 
 
 def as_list(value: object) -> list[object]:
-    """Return a value as a list: null as an empty one."""
+    """Return a value as a list; null becomes an empty one."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 

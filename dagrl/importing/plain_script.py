@@ -1,4 +1,4 @@
-"""Reads scripts of assignments and calls alone, on machines that cannot confine bash."""
+"""Reads scripts that contain only assignments and calls, on machines that cannot confine bash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_plain_script(
 ) -> list[list[Word]]:
     """Return the commands of a script that has only assignments and calls.
 
-    ImportProblem with `why`, the reason why bash does not run here, if it has more than that.
+    ImportProblem with `why`, the reason why bash does not run here, for any other script.
     """
     scope = {
         "HOME": "~",

@@ -9,4 +9,4 @@ from dagrl.importing.trinity import TRINITY
 from dagrl.importing.verl import SIIRL, VERL
 
 FRAMEWORKS: dict[str, Framework] = {framework.name: framework for framework in (SIIRL, VERL, SLIME, ROLL, TRINITY)}
-"""siiRL's files have verl's sections too, so it comes before verl."""
+"""siiRL's files also have verl's sections, so it comes before verl."""

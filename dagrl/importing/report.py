@@ -41,7 +41,7 @@ def as_text(translation: Translation, remarks: tuple[Remark, ...]) -> str:
 
 
 def as_object(translation: Translation, remarks: tuple[Remark, ...]) -> dict[str, object]:
-    """The same for programs."""
+    """The report for programs."""
     return {
         "framework": translation.framework.name,
         "counts": counts(translation),
@@ -69,7 +69,7 @@ def _sorted(lines: list[Line]) -> list[Line]:
 
 
 def _shown_value(line: Line) -> object:
-    """The value, unless its key is that of a secret."""
+    """The value, unless its key names a secret."""
     value = line.value.text if isinstance(line.value, Unresolved) else line.value
     name = line.key.removeprefix("--").replace("-", "_").rpartition(".")[2]
     return without_secrets({name: value})[name]

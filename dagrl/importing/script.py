@@ -1,7 +1,7 @@
 """Reads a bash script: bash runs it in the sandbox of model-written code, and traces the commands that it would call.
 
-There is no program on its PATH: every command but bash's own is only traced. A variable that the script does not set
-has its own name as value, such as ``$CKPT``, and so has the output of a program, such as ``$(nvidia-smi)``.
+Its PATH is empty: every command except bash's builtins is only traced. A variable that the script does not set has its
+own name as value, such as ``$CKPT``, and so has the output of a program, such as ``$(nvidia-smi)``.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ builtin unset DAGRL_FOLDER DAGRL_SECONDS OLDPWD
 PATH=/nonexistent HOME='~' PWD=. BASH_XTRACEFD=9
 builtin set -T
 """
-"""``exit`` does not end the reading, and ``exec`` does not replace bash."""
+"""``exit`` does not end the trace, and ``exec`` does not replace bash."""
 _EACH = "builtin set +eu -x"
-"""Runs before each command: a failure does not end the reading, and all commands are traced."""
+"""Runs before each command: a failure does not end the trace, and all commands are traced."""
 
 _NAME = r"[A-Za-z_]\w*"
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
@@ -96,7 +96,7 @@ class _Call:
 def read_script(
     path: Path, program: re.Pattern[str], arguments: Iterable[str] = (), variables: Mapping[str, str] | None = None
 ) -> Script:
-    """Return the commands of a script in which `program` is found, and remarks on what depends on the environment.
+    """Return the commands of a script that contain `program`, and remarks on parts that depend on the environment.
 
     ImportProblem if it cannot be read or is not bash.
 
@@ -104,7 +104,7 @@ def read_script(
         path: the script.
         program: the name of a program, in a command.
         arguments: the arguments that the script is called with.
-        variables: variables of the environment, which replace the script's own values too.
+        variables: variables of the environment, which also replace the script's own values.
     """
     texts, arguments, variables = {str(path): read_file(path).decode(errors="replace")}, [*arguments], variables or {}
     while True:
@@ -125,7 +125,9 @@ def read_script(
             words = ((text, *(places.get(text) or _place(text, call, texts))) for text in call.words())
             script.commands.append([Word(*word, _missing(word[0], unset)) for word in words])
         elif call.text.startswith(("source ", ". ")) and (names := call.words()[1:]) and not _is_read(names[0], call):
-            missing = Remark(call.file, call.line, f"sources {names[0]}, which is not here; what it sets is missing")
+            missing = Remark(
+                call.file, call.line, f"sources {names[0]}, which does not exist here; its settings are missing"
+            )
             script.remarks.append(missing)
     if result.exit_status < 0 or result.outcome in (Outcome.TIMED_OUT, Outcome.TOO_MUCH) or _NO_MEMORY in result.stderr:
         limits = f"reading it takes more than {_CPU_SECONDS} s or {_MEMORY_MIB} MiB"
@@ -166,7 +168,7 @@ def _calls(trace: str, path: Path) -> Iterator[_Call]:
 
 
 def _faults(errors: str, path: Path, unset: set[str]) -> Iterator[Remark]:
-    """Remark numbers that are computed from variables that are not set. ImportProblem for what is not bash."""
+    """Remark on numbers computed from unset variables. ImportProblem for anything but bash."""
     for fault in re.finditer(r"^(/.*): line (\d+): (.*)", errors, re.MULTILINE):
         file = str(path) if fault[1] == str(path.absolute()) else fault[1]
         if re.match(r"syntax error|unexpected EOF", fault[3]) and not file.endswith(": eval"):
@@ -179,7 +181,7 @@ def _faults(errors: str, path: Path, unset: set[str]) -> Iterator[Remark]:
 
 
 def _unset_names(texts: Iterable[str]) -> set[str]:
-    """Variables that scripts use without a default. Some of them are set by the scripts."""
+    """Variables that scripts use without a default. Scripts set some of them."""
     plain: set[str] = set()
     others = {*_OWN}
     for text in (_ASKED.sub(r"$\1", _COMMENT.sub("", text)) for text in texts):
@@ -192,7 +194,7 @@ def _unset_names(texts: Iterable[str]) -> set[str]:
 
 
 def _unset_arguments(text: str) -> list[str]:
-    """Values for the arguments that a script uses by their numbers, unless it uses all of them too."""
+    """Values for the arguments that a script uses by number, unless it also uses all of them."""
     if re.search(r"\$\{?[@*#]|\bshift\b", _COMMENT.sub("", text)):
         return []
     numbers = [int(braced or bare) for braced, bare in _ARGUMENT.findall(text)]
@@ -200,7 +202,7 @@ def _unset_arguments(text: str) -> list[str]:
 
 
 def _conditions(texts: Mapping[str, str], calls: Iterable[_Call], unset: set[str]) -> Iterator[Remark]:
-    """Remark conditions that depend on the environment."""
+    """Remark on conditions that depend on the environment."""
     for file, line in dict.fromkeys((call.file, call.line) for call in calls if call.file in texts):
         lines = texts[file].splitlines()[line - 1 :]
         text = lines[0] if lines else ""
@@ -229,7 +231,7 @@ def _is_read(name: str, call: _Call) -> bool:
 
 
 def _missing(text: str, unset: set[str]) -> tuple[str, ...]:
-    """The variables, arguments and programs whose values are not known in a word."""
+    """The unknown variables, arguments and programs in a word."""
     names = [f"${name}" for name in re.findall(rf"\$({_NAME}|[1-9])", text) if name in unset or name.isdigit()]
     return (*names, *_OUTPUT.findall(text))
 

@@ -1,4 +1,4 @@
-"""Settings of a source: keys and values with the file and line that give them."""
+"""Settings of a source: keys and values with their files and lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 _NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _MOST_DIGITS = 300
-"""Longer numbers are texts: no setting is one, and Python limits the digits that it reads."""
+"""Longer numbers are read as text: no setting has one, and Python limits the digits that it reads."""
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None, "": None}
 
 
@@ -21,19 +21,19 @@ class ImportProblem(ValueError):  # noqa: N818 (a problem of the user's file, as
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """A value that only the script's environment knows: a variable that it does not set, or a program's output."""
+    """A value that depends on the script's environment: a variable that it does not set, or a program's output."""
 
     text: str
-    """The value, with ``$NAME`` for what is unknown."""
+    """The value, with ``$NAME`` for unknown parts."""
     missing: tuple[str, ...]
-    """Variables and commands that it depends on."""
+    """Variables and commands on which it depends."""
 
     def __str__(self) -> str:
         return self.text
 
 
 def why_unknown(names: tuple[str, ...]) -> str:
-    """Why a value is not known that depends on variables, arguments and commands, and what to do."""
+    """The reason for an unknown value that depends on variables, arguments and commands, and the remedy."""
     variables = [name[1:] for name in names if re.fullmatch(r"\$[A-Za-z_]\w*", name)]
     if variables:
         return f"the script does not set {', '.join(variables)}; give --set {variables[0]}=VALUE"
@@ -48,7 +48,7 @@ class Word:
     """A word of a command, after expansion."""
 
     text: str
-    """With ``$NAME`` or ``$(command)`` for what is unknown."""
+    """The word, with ``$NAME`` or ``$(command)`` for unknown parts."""
     file: str
     line: int
     missing: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A part of a script that was not read, or not as it will run, and why."""
+    """A part of a script that was not read, or may run differently, and the reason."""
 
     file: str
     line: int
@@ -85,7 +85,7 @@ class Setting:
 
 @dataclass
 class Settings:
-    """The settings of a source by key; the last of several wins, as in all of these frameworks."""
+    """The settings of a source by key; the last of several values wins, as in all of these frameworks."""
 
     by_key: dict[str, Setting] = field(default_factory=dict)
 
@@ -116,7 +116,7 @@ class Settings:
 
 
 def parse_scalar(text: str) -> object:
-    """Read a value of a command line as Hydra does: numbers, booleans, null, lists, or text."""
+    """Read a value of a command line like Hydra: numbers, booleans, null, lists, or text."""
     stripped = text.strip()
     if stripped.casefold() in _WORDS:
         return _WORDS[stripped.casefold()]
@@ -138,7 +138,7 @@ def _parse_collection(text: str) -> object:
 
 
 def normalized(value: object) -> object:
-    """Return a YAML value with texts such as ``1e-6`` as the numbers that the frameworks read them as.
+    """Return a YAML value in which texts such as ``1e-6`` become numbers, as the frameworks read them.
 
     ValueError for a number that is too long.
     """

@@ -1,4 +1,4 @@
-"""Reads a script or configuration of another framework, and finds out which one it belongs to."""
+"""Reads a script or configuration of another framework, and detects the framework."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def read_source(
     Args:
         path: a shell script or a YAML file.
         arguments: the arguments that the script is called with, or settings ``KEY=VALUE`` in place of the file's.
-        variables: variables of the environment that the script runs in.
-        framework: the framework, instead of the one that the content shows.
+        variables: variables of the script's environment.
+        framework: the framework, in place of detection by the content.
     """
     variables = variables or {}
     if path.suffix in (".yaml", ".yml"):
@@ -86,7 +86,7 @@ def _read_shell(path: Path, arguments: Sequence[str], variables: Mapping[str, st
     programs = re.compile("|".join(candidate.program for candidate in FRAMEWORKS.values()))
     script = read_script(path, programs, arguments, variables)
     calls = [call for words in script.commands if (call := _launch(words, framework)) is not None]
-    # A function that runs its arguments is traced, and then what it runs.
+    # A function that runs its arguments is traced, and then its command.
     launches = [*{tuple(word.text for word in words): (name, words) for name, words in calls}.values()]
     if not launches:
         reasons = "".join(f"\n{remark.file}:{remark.line}: {remark.message}" for remark in script.remarks)
@@ -140,13 +140,13 @@ def _add_hydra(
 
 
 def _not_read(word: Word) -> Remark:
-    """The remark for a word that may hold settings, but which ones is not known."""
+    """The remark for a word that may hold unknown settings."""
     text = " ".join(word.text.split())
     return Remark(word.file, word.line, f"{text} may hold settings, which are missing: {why_unknown(word.missing)}")
 
 
 def _add_override(settings: Settings, word: Word) -> bool:
-    """Add a setting ``key=value``, or remove one by ``~key``; whether the word is either."""
+    """Add a setting ``key=value``, or remove one by ``~key``; returns whether the word is either."""
     match = re.fullmatch(r"(\+\+|\+|~)?([\w./@-]+)(?:=(.*))?", word.text.strip(), re.DOTALL)
     if not match or (match[3] is None and match[1] != "~"):
         return False
@@ -187,7 +187,7 @@ def _add_arguments(settings: Settings, words: list[Word], remarks: list[Remark])
             values.append(words[index])
             index += 1
         while len(values) > 1 and values[-1].text in values[-1].missing:
-            # Most often more arguments, as in `--rollout-batch-size 32 $EXTRA_ARGS`.
+            # Usually further arguments, as in `--rollout-batch-size 32 $EXTRA_ARGS`.
             remarks.append(_not_read(values.pop()))
         unknown = next((word.value for word in values if word.missing), None)
         parsed = [parse_scalar(word.text) for word in values]

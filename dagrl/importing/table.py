@@ -1,7 +1,7 @@
 """Applies a framework's table of rules to the settings of a source.
 
-A rule says what happens to some keys: `to` copies a value to a key of the pipeline, `joint` computes from several keys,
-`implied` and `refused` give the reason why nothing is written. A key that no rule names is unknown; one whose rule
+A rule defines the translation of some keys: `to` copies a value to a key of the pipeline, `joint` computes from several
+keys, `implied` and `refused` give the reason for writing nothing. A key without a rule is unknown; a key whose rule
 writes nothing is implied.
 """
 
@@ -23,9 +23,9 @@ class Status(StrEnum):
 
     TRANSLATED = "translated"
     DEFAULT = "default"
-    """Not set by the source: the framework's own default, written out."""
+    """Not set by the source: the framework's default, written out."""
     IMPLIED = "implied"
-    """Nothing to write: the pipeline does the same without it."""
+    """Nothing to write, because the pipeline does the same without it."""
     REFUSED = "refused"
     UNKNOWN = "unknown"
 
@@ -45,7 +45,7 @@ class Line:
 
 
 _TEXTS = re.compile(r"name|data\.(train|val|val\.\w+)|.*\.(path|tokenizer|fn|dist_checkpointing_path)|model\..*")
-"""Keys of the pipeline that hold a text, which may have an unknown part."""
+"""Keys of the pipeline with a text, which may have an unknown part."""
 
 
 _REQUIRED = (
@@ -73,7 +73,7 @@ class Rule:
     """Keys of the source; ``*`` stands for any rest."""
     apply: Apply
     always: bool = False
-    """Apply it even if the source sets none of its keys: it writes defaults."""
+    """Whether to apply it even if the source sets none of its keys, because it writes defaults."""
 
     @cached_property
     def _patterns(self) -> tuple[re.Pattern[str], ...]:
@@ -89,16 +89,16 @@ class Framework:
 
     name: str
     version: str
-    """As the report names it: ``verl 0.9``."""
+    """The name in the report: ``verl 0.9``."""
     rules: tuple[Rule, ...]
     defaults: Mapping[str, Any]
     """The framework's own defaults of keys that rules read."""
     program: str = "(?!)"
-    """Pattern of the module or file that a script calls; the words that follow are its settings."""
+    """Pattern of the module or file that a script calls; the following words are its settings."""
     sections: tuple[str, ...] = ()
-    """Sections of which one marks its YAML."""
+    """Sections that identify its YAML: one of them is enough."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other beginnings of keys, each with the one that rules know."""
+    """Other prefixes of keys -> the prefixes in rules."""
     is_hydra: bool = False
     """Settings are Hydra's ``key=value``. Otherwise they are ``--key value`` in a script, and keys in a YAML."""
 
@@ -119,9 +119,9 @@ class Translation:
     outcomes: dict[str, Line] = field(default_factory=dict)
     """Setting -> its outcome so far."""
     others: list[Line] = field(default_factory=list)
-    """Defaults that are written out, and keys of the pipeline that are for the user to decide."""
+    """Defaults that are written out, and keys of the pipeline for the user to decide."""
     current: tuple[str, ...] = ()
-    """Keys of the source that the current rule concerns."""
+    """Keys of the source for the current rule."""
 
     @property
     def lines(self) -> list[Line]:
@@ -153,11 +153,11 @@ class Translation:
         return [key for key in self.current if key not in self.outcomes]
 
     def first(self, *keys: str) -> str | None:
-        """The first of some keys that the source sets to another value than null."""
+        """The first of some keys that the source sets to a value other than null."""
         return next((key for key in keys if self.settings.value(key) is not None), None)
 
     def put(self, target: str, value: object) -> None:
-        """Write a key of the pipeline that no setting stands behind."""
+        """Write a key of the pipeline without a setting of the source."""
         self.tree[target] = value
 
     def write(self, target: str, value: object, *keys: str, note: str = "") -> None:
@@ -178,7 +178,7 @@ class Translation:
             self.others.append(Line(Status.DEFAULT, keys[0] if keys else target, value, None, (target,), note))
 
     def drop(self, target: str, reason: str, status: Status = Status.IMPLIED) -> None:
-        """Take a key of the pipeline back; `status` and `reason` are those of the settings that it comes from."""
+        """Remove a key of the pipeline; its settings get `status` and `reason`."""
         self.tree.pop(target, None)
         self.others = [line for line in self.others if target not in line.targets]
         for setting in self.origins.pop(target, ()):
@@ -224,7 +224,7 @@ class Translation:
                 self._record(Status.IMPLIED, self.settings.by_key[key], reason)
 
     def note(self, key: str, target: str, reason: str, value: object = None) -> None:
-        """Record something that the source leaves open, and that the user has to decide."""
+        """Record a choice that the source leaves open for the user."""
         targets = (target,) if target else ()
         if setting := self.settings.by_key.get(key):
             self._record(Status.UNKNOWN, setting, reason, *targets)
@@ -240,7 +240,7 @@ class Translation:
 
 
 _WRONG_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-"""Raised by rules that compute with values of types that the source framework would refuse as well."""
+"""Raised for values of types that the source framework would also reject."""
 
 
 def translate(framework: Framework, settings: Settings) -> Translation:
@@ -282,7 +282,7 @@ def translate(framework: Framework, settings: Settings) -> Translation:
 
 
 def _without_aliases(framework: Framework, settings: Settings) -> Settings:
-    """The settings by the keys that rules know."""
+    """The settings by the keys in rules."""
 
     def known(key: str) -> str:
         return next((new + key.removeprefix(old) for old, new in framework.aliases.items() if key.startswith(old)), key)
@@ -303,7 +303,7 @@ def to(
     write_default: bool = False,
     note: str = "",
 ) -> Rule:
-    """Copy a key's value; with `write_default`, also the framework's default where the source does not set the key."""
+    """Copy a key's value; with `write_default`, also the framework's default if the source does not set the key."""
 
     @joint(key, always=write_default)
     def rule(t: Translation) -> None:
@@ -317,22 +317,22 @@ def to(
 
 
 def switch(key: str, target: str) -> Rule:
-    """Write true for a key that is on."""
+    """Write true for an enabled key."""
     return to(key, target, convert=lambda value: value is True or None)
 
 
 def under(section: str, names: str) -> str:
-    """Keys of a section, whose names are divided by spaces."""
+    """Keys of a section, whose names are separated by spaces."""
     return " ".join(f"{section}.{name}" for name in names.split())
 
 
 def joint(*keys: str, always: bool = False) -> Callable[[Apply], Rule]:
-    """Make a function a rule that computes from several keys, which are divided by spaces."""
+    """Make a function a rule that computes from several keys, which are separated by spaces."""
     return lambda apply: Rule(tuple(" ".join(keys).split()), apply, always)
 
 
 def implied(reason: str, *keys: str) -> Rule:
-    """Keys that need no counterpart, divided by spaces."""
+    """Keys that need no counterpart, separated by spaces."""
     return joint(*keys)(lambda t: t.imply(reason, *t.current))
 
 

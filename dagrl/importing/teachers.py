@@ -17,7 +17,7 @@ SERVED = "a teacher is a Megatron-core engine here, which computes log-probs alo
 
 
 def engine_name(name: str) -> str:
-    """A framework's name of a teacher as the name of an engine."""
+    """Convert a framework's name of a teacher to a name of an engine."""
     plain = re.sub(r"\W", "_", name.lower())
     return plain if plain[:1].isalpha() else f"teacher_{plain}"
 
@@ -27,7 +27,7 @@ def put_teachers(
 ) -> list[str]:
     """Put the nodes of teachers: engine -> the values of `column` whose rows it reads; None: all rows.
 
-    With `candidates` the nodes write those too, for which `top_k` is still to be put. Returns the nodes' names.
+    With `candidates` the nodes also write these; the caller must put `top_k`. Returns the nodes' names.
     """
     for engine in teachers:
         t.put(f"engines.{engine}.backend", "megatron")
@@ -48,7 +48,7 @@ def put_teachers(
 
 
 def without_policy(t: Translation, reason: str) -> None:
-    """Let the loss be distillation alone: without advantages, and without the nodes that only these read."""
+    """Reduce the loss to distillation: without advantages, and without nodes that only advantages read."""
     t.put("nodes.update.loss.policy", "none")
     unread = ("nodes.advantage.", "nodes.old.", "nodes.held.", "nodes.values.", "nodes.update.read")
     for target in [key for key in t.tree if key.startswith(unread)]:

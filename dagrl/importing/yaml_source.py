@@ -1,7 +1,7 @@
 """Flattens a YAML configuration into settings with their lines, and resolves interpolations as OmegaConf does.
 
 ``${a.b}`` is absolute, ``${.b}`` relative to its section. ``${oc.select:KEY,DEFAULT}`` and ``${oc.env:NAME,DEFAULT}``
-are known; of the environment, only what the caller sets.
+are known; from the environment, only variables that the caller sets.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dagrl.importing.files import read_file
 from dagrl.importing.settings import ImportProblem, Setting, Unresolved, normalized, parse_scalar
 
 _MOST_DEPTH = 40
-"""Levels of interpolations that name others; deeper ones name themselves."""
+"""Most levels of nested interpolations; deeper ones are circular."""
 _MOST_VALUES, _MOST_LENGTH = 20_000, 20_000
-"""Values of a file whose anchors are followed, and characters of an interpolated value."""
+"""Most values of a file with anchors expanded, and most characters of an interpolated value."""
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 
 
@@ -139,7 +139,7 @@ class _Resolver:
 
     @staticmethod
     def _of_several(values: list[object] | dict[str, object]) -> object:
-        """A list or mapping; unknown as a whole, if a value of it is."""
+        """A list or mapping; unknown as a whole if one of its values is."""
         parts = values.values() if isinstance(values, dict) else values
         missing = [name for value in parts if isinstance(value, Unresolved) for name in value.missing]
         if not missing:

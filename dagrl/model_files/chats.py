@@ -1,4 +1,4 @@
-"""Chats of a prompt file as chat templates take them, in the forms in which files store them."""
+"""Converts chats of a prompt file from the forms in files to the form for chat templates."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool", "functi
 
 
 def chat_of(value: object) -> Any:
-    """A value of a prompt file with chats as templates take them; a text stays as it is unless it is a chat in JSON.
+    """A value of a prompt file with chats converted for templates; a text is kept unless it is a chat in JSON.
 
-    Null fields of structs are left out: in parquet a message has the fields of all others, and templates ask whether a
-    message has, say, ``tool_calls``. The arguments of calls become objects, and a message of calls alone has a content.
+    Null fields of structs are removed: in parquet a message has the fields of all others, and templates test for
+    example for ``tool_calls``. The arguments of calls become objects, and a message of calls alone has a content.
     ShareGPT's ``{from, value}`` become ``{role, content}``.
     """
     value = _without_nulls(_chat_in_json(value) if isinstance(value, str) else value)
@@ -29,14 +29,14 @@ def chat_of(value: object) -> Any:
 
 
 def no_chat(value: object) -> bool:
-    """Whether a value is not missing, and neither a text nor a list of messages; null messages are reported apart."""
+    """Whether a value is neither missing, nor a text, nor a list of messages; null messages are reported separately."""
     if isinstance(value, list):
         return not all(isinstance(each, dict | None) for each in value)
     return not isinstance(value, str | None)
 
 
 def fields_beside_content(message: Mapping[str, object]) -> list[str]:
-    """Fields of an assistant's message that are part of what the policy writes, except for the content."""
+    """Fields of an assistant's message, except the content, that are part of the policy's text."""
     return [name for name in _BESIDE_CONTENT if message.get(name)]
 
 

@@ -16,7 +16,8 @@ _CONFIGS = ("config.json", "generation_config.json")
 
 
 def end_tokens(model: ModelSpec, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokenizer's end of sequence, and those in the model's config and generation config: every backend has these.
+    """The tokenizer's end of sequence, and the ones in the model's config and generation config; all backends use
+    these.
 
     Chat models often have several; the tokenizer has one.
     """

@@ -1,4 +1,4 @@
-"""Fingerprints of models and tokenizers: equal for copies of a folder, wherever they are."""
+"""Fingerprints of models and tokenizers, equal for all copies of a folder."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ type HfConfig = Mapping[str, Any]
 """Fields of a model's config.json, whose types differ by model."""
 
 PAD, EOS, UNKNOWN, IMAGE = "<pad>", "<eos>", "<unk>", "<|image_pad|>"
-"""Special tokens of the tokenizers that are made on the spot: those of bytes need no token for the unknown, and only
-those of models that see have one for images."""
+"""Special tokens of generated tokenizers: byte tokenizers need no unknown token, and only vision models have a token
+for images."""
 _LFS = b"version https://git-lfs"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. ValueError where it holds none; OSError where it cannot be read."""
+    """Return the JSON object in a file. ValueError without one; OSError if it cannot be read."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):  # RecursionError: brackets that are left open
@@ -30,14 +30,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def lfs_hint(path: Path) -> str:
-    """Return why a file holds a line of text in place of its content, if it does."""
+    """Return the reason if a file holds a line of text in place of its content."""
     with path.open("rb") as file:
         is_pointer = file.read(len(_LFS)) == _LFS
     return " (it is a pointer of git-lfs, which was not installed when it was cloned)" if is_pointer else ""
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a Hugging Face folder. ValueError where it is none; OSError as `read_json`."""
+    """Return the config.json of a Hugging Face folder. ValueError if it is invalid; OSError like `read_json`."""
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {what}; give a Hugging Face folder (`hf download NAME --local-dir DIR` makes one)")
@@ -53,7 +53,7 @@ def folder_config(folder: Path) -> dict[str, Any]:
 def read_config(model: ModelSpec) -> HfConfig:
     """Return the fields of config.json, or of ``init`` with the vocabulary's size from the tokenizer.
 
-    ValueError where a file cannot be read.
+    ValueError if a file cannot be read.
     """
     if model.path is not None:
         return flat_config(_readable(model.path.expanduser() / "config.json"))
@@ -72,9 +72,9 @@ def flat_config(config: HfConfig) -> HfConfig:
 
 
 def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
-    """Map tokens to their ids as tokenizer.json lists them. ValueError where there is none, or it cannot be read."""
+    """Map tokens to their ids in tokenizer.json. ValueError if it is missing or cannot be read."""
     if isinstance(tokenizer, TokenizerSpec):
-        # "<0x..>" is the tokenizers library's own name of a byte that stands for itself.
+        # "<0x..>" is the tokenizers library's name of a byte.
         of_bytes = [*(f"<0x{byte:02X}>" for byte in range(256)), PAD, EOS]
         tokens = of_bytes if tokenizer.kind == "bytes" else [PAD, EOS, UNKNOWN, *tokenizer.alphabet]
         tokens = [*tokens, IMAGE] if tokenizer.images else tokens
@@ -92,7 +92,7 @@ def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
 
 
 def _listed_ids(content: HfConfig) -> dict[str, int]:
-    """Map tokens to their ids, as far as the file lists its vocabulary."""
+    """Map tokens to their ids, if the file lists its vocabulary."""
     vocabulary = (content.get("model") or {}).get("vocab")
     if not vocabulary:
         return {}

@@ -42,9 +42,9 @@ def write_hf_folder(
 ) -> None:
     """Write weights unchanged, and a config with their dtype, to the existing `folder`.
 
-    `architecture` is the Hugging Face class of the weights. If they have no multi-token prediction layers, the config
-    says so. It has the keys of transformers 4 and 5, and those of the folder `source`, from which `hf_config` is.
-    Raises OSError if the folder cannot be written.
+    `architecture` is the Hugging Face class of the weights. Without multi-token prediction layers, the config says so.
+    It has the keys of transformers 4 and 5, and the keys of the folder `source` of `hf_config`. Raises OSError if the
+    folder cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -65,7 +65,7 @@ def write_hf_folder(
     names = [name for _, shard_names in written for name in shard_names]
     config = copy.deepcopy(hf_config)
     config.architectures = [architecture]
-    # A few tensors may have another dtype than the model, for instance a router's bias.
+    # A few tensors may have a dtype other than the model's, for instance a router's bias.
     config.dtype = max(dtypes, key=lambda dtype: dtypes[dtype])
     if getattr(config, PREDICTION_LAYERS, None) and not any(is_predicting(name, config) for name in names):
         setattr(config, PREDICTION_LAYERS, 0)
@@ -114,7 +114,7 @@ def copy_tokenizer(model: ModelSpec, folder: Path) -> None:
 
 
 def write_processor(folder: Path, settings: ImageSettings) -> None:
-    """Write the files of the image processor of a made model, as Qwen2-VL has them."""
+    """Write the files of the image processor of a generated model, as in Qwen2-VL."""
     fields = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2_5_VLProcessor",

@@ -1,9 +1,9 @@
-"""Images of prompts: their pixels, resized as the model's image processor does, and their places among the tokens.
+"""Images of prompts: their pixels, resized like in the model's image processor, and their places among the tokens.
 
-The pixels of an image are cut into patches, and the model sees one token for each square of ``merge`` x ``merge``
-patches. Works for models of Qwen-VL's kind (https://arxiv.org/abs/2409.12191). Resizing does what
-``Qwen2VLImageProcessorPil`` of transformers does; its import would take CPU workers two seconds and 400 MB for torch.
-Engines normalise the pixels and cut them into patches (`dagrl.backends.runtime.vision`), so that 8-bit values travel.
+An image is cut into patches, and the model gets one token for each square of ``merge`` x ``merge`` patches. Works for
+models of Qwen-VL's kind (https://arxiv.org/abs/2409.12191). Resizing is equivalent to ``Qwen2VLImageProcessorPil`` of
+transformers, whose import would take CPU workers two seconds and 400 MB for torch. Engines normalise the pixels and cut
+them into patches (`dagrl.backends.runtime.vision`), so that messages contain 8-bit values.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class ImageSettings:
     """A model's settings for images."""
 
     token: int
-    """Token id that stands for a square of patches."""
+    """Token id of a square of patches."""
     patch: int
     """Height and width of a patch in pixels."""
     merge: int
     """Height and width of a square in patches."""
     frames: int
-    """How often an image is repeated, as frames of a video are."""
+    """Repetitions of an image, as frames of a video."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """Mean and deviation of each colour, for values in 0..1."""
@@ -68,7 +68,7 @@ class ImageSettings:
 
 
 def image_settings(model: ModelSpec, data: DataSpec | None = None) -> ImageSettings | None:
-    """The settings of a model, with the bounds of `data`; None for a model that does not see.
+    """The settings of a model, with the bounds of `data`; None for a model without vision.
 
     ValueError if its files cannot be read.
     """
@@ -80,7 +80,7 @@ def image_settings(model: ModelSpec, data: DataSpec | None = None) -> ImageSetti
     processor = read_json(file) if file is not None and file.is_file() else {}
     size = processor.get("size") or {}
     patch, merge = vision.get("patch_size", 14), vision.get("spatial_merge_size", 2)
-    # A made model has no file, and often few positions; servers prepare for the largest image.
+    # A generated model has no file, and often few positions; servers prepare for the largest image.
     room = (patch * merge) ** 2 * (config.get("max_position_embeddings") or _MAX_PIXELS)
     low = processor.get("min_pixels") or size.get("shortest_edge") or min(_MIN_PIXELS, room)
     high = processor.get("max_pixels") or size.get("longest_edge") or min(_MAX_PIXELS, room)
@@ -97,7 +97,7 @@ def image_settings(model: ModelSpec, data: DataSpec | None = None) -> ImageSetti
 
 
 def resized(image: Image, settings: ImageSettings) -> np.ndarray:
-    """The pixels of an image as the model sees it, uint8 [height, width, 3]. ValueError for a strip."""
+    """The pixels of an image, resized for the model, uint8 [height, width, 3]. ValueError for a strip."""
     from PIL.Image import Resampling
 
     height, width = fitting_size(image.height, image.width, settings)
@@ -107,7 +107,7 @@ def resized(image: Image, settings: ImageSettings) -> np.ndarray:
 def fitting_size(height: int, width: int, settings: ImageSettings) -> tuple[int, int]:
     """Height and width to resize an image to: multiples of the unit within the bounds, with about its proportions.
 
-    It is ``smart_resize`` of transformers.
+    Equivalent to ``smart_resize`` of transformers.
     """
     check_proportions(height, width)
     unit, low, high = settings.unit, settings.min_pixels, settings.max_pixels
@@ -122,7 +122,7 @@ def fitting_size(height: int, width: int, settings: ImageSettings) -> tuple[int,
 
 
 def check_proportions(height: int, width: int) -> None:
-    """Raise ValueError for a strip, which models cannot see."""
+    """Raise ValueError for a strip, which models do not support."""
     if max(height, width) > _MOST_OBLONG * min(height, width):
         raise ValueError(f"{width} x {height} pixels are more than {_MOST_OBLONG} times as long as wide")
 
@@ -150,7 +150,7 @@ def open_image(stored: object, folder: Path, *, decode: bool = True) -> Image:
 
 
 def stored_parts(stored: object) -> tuple[bytes | None, str | None]:
-    """Bytes and path of an image as a row stores it; bytes go first. ValueError if there is neither."""
+    """Bytes and path of a row's image; bytes take precedence. ValueError without either."""
     content = stored.get("bytes") if isinstance(stored, Mapping) else stored if isinstance(stored, bytes) else None
     path = stored.get("path") if isinstance(stored, Mapping) else stored if isinstance(stored, str) else None
     if not content and not path:
@@ -165,7 +165,7 @@ def image_name(stored: object) -> str:
 
 
 def png_uri(pixels: np.ndarray) -> tuple[str, bytes]:
-    """An image, uint8 [height, width, 3], as a data URI, and the bytes of the file in it. Fast, and without loss."""
+    """An image, uint8 [height, width, 3], as a data URI, and the bytes of the file in it. Fast and lossless."""
     import PIL.Image
 
     content = io.BytesIO()
@@ -201,9 +201,9 @@ def marked_parts(messages: Chat) -> list[dict[str, Any]]:
 
 
 def image_starts(tokens: np.ndarray, sizes: np.ndarray, settings: ImageSettings) -> np.ndarray:
-    """Index in a prompt's tokens where each of its images begins, int64 [images].
+    """Index in a prompt's tokens of each image's first token, int64 [images].
 
-    ValueError if the prompt has other image tokens than images of these `sizes` [images, 2] take.
+    ValueError if the prompt's image tokens do not match `sizes` [images, 2].
     """
     places, counts = np.flatnonzero(tokens == settings.token), settings.tokens(sizes)
     if len(places) != counts.sum():
@@ -218,7 +218,7 @@ def shortened(tokens: np.ndarray, settings: ImageSettings) -> np.ndarray:
 
 
 def is_image(value: object) -> bool:
-    """Whether a value is an image of PIL, which need not be imported."""
+    """Whether a value is an image of PIL, without importing PIL."""
     module = sys.modules.get("PIL.Image")
     return module is not None and isinstance(value, module.Image)
 

@@ -1,6 +1,6 @@
 """Config classes of libraries, read from their source as text: importing the libraries would import torch.
 
-The libraries' own checks come later, and look closer; these know names and plain types, and the nearest right name.
+The libraries' own checks are later and stricter; these check names and plain types, and suggest the nearest name.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 UNDECLARED = ("rope_theta", "rope_scaling", "head_dim")
-"""Fields that models of transformers read though a config class may not declare them: such classes fold the names of
-older files into ``rope_parameters``."""
+"""Fields that models of transformers read although a config class may not declare them: such classes convert the names
+of older files to ``rope_parameters``."""
 
 
 class ConfigClass(NamedTuple):
@@ -23,19 +23,19 @@ class ConfigClass(NamedTuple):
 
     name: str
     types: dict[str, str]
-    """Fields -> their type as transformers writes it."""
+    """Fields -> their annotations in transformers."""
     defaults: dict[str, object]
-    """Fields -> their default, as far as that is a plain value."""
+    """Fields -> their defaults that are plain values."""
 
 
 NO_CLASS = ConfigClass("", {}, {})
-"""Where transformers is not installed, or has no class for a model type."""
+"""Placeholder if transformers is not installed, or lacks a class for a model type."""
 
 
 def source_of(package: str, file: str, environment: Path | None = None) -> str | None:
-    """Return the text of a file below an installed package, which is not imported; None where there is none.
+    """Return the text of a file below an installed package, without importing it; None if it does not exist.
 
-    With an `environment` the package is that of this virtual environment.
+    With an `environment` the package is the one in this virtual environment.
     """
     if environment is not None:
         locations = [site / package for site in environment.glob("lib/python*/site-packages")]
@@ -62,11 +62,11 @@ class LibraryClass(NamedTuple):
 def arguments_of_class(kind: LibraryClass, environment: Path | None = None) -> tuple[str, ...] | None:
     """Return the names of the fields that a dataclass and its bases take.
 
-    None if the library is not installed there, or if a version of it has the class or a base of it elsewhere.
+    None if the library is not installed, or if a version of it has moved the class or a base.
     """
     try:
         tree = ast.parse(source_of(kind.package, kind.file, environment) or "")
-    except SyntaxError:  # of another Python
+    except SyntaxError:  # for another version of Python
         return None
     declared = next((each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == kind.name), None)
     if declared is None:
@@ -86,7 +86,7 @@ def arguments_of_class(kind: LibraryClass, environment: Path | None = None) -> t
 
 
 def _class_named(name: str, reader: LibraryClass, tree: ast.Module) -> LibraryClass:
-    """Return the class that a module calls `name`: one of its own, or one that it imports from the package."""
+    """Return the class `name` of a module, defined in it or imported from the package."""
     for line in tree.body:
         imported = {each.asname or each.name: each.name for each in getattr(line, "names", ())}
         if isinstance(line, ast.ImportFrom) and name in imported:
@@ -98,7 +98,7 @@ def _class_named(name: str, reader: LibraryClass, tree: ast.Module) -> LibraryCl
 
 
 def fields_of_class(source: str, class_name: str) -> dict[str, str]:
-    """Map the fields that a class declares itself to their type as written there, without ``Optional``.
+    """Map the fields that a class declares itself to their annotations, without ``Optional``.
 
     In an annotation with further words for other readers, ``A[type, ...]``, the type counts, or the values that can be
     chosen.
@@ -124,7 +124,7 @@ def auto_classes(mapping: str) -> Mapping[str, str]:
 def config_class(model_type: str, part: str | None = None) -> ConfigClass:
     """Return the config class that transformers has for a model type, or for a `part` of it such as ``vision``.
 
-    Fields of its part ``text`` count as its own: older files have them there.
+    Fields of its part ``text`` count as its own, because older files store them there.
     """
     base = source_of("transformers", "configuration_utils.py")
     # Text models of families with images share a folder with them.
@@ -152,7 +152,7 @@ def config_class(model_type: str, part: str | None = None) -> ConfigClass:
 
 
 def has_type(annotation: str, value: object) -> bool:
-    """Whether a value has a type that is written as text. Types beyond plain ones and lists hold any value."""
+    """Whether a value has the type in an annotation's text. Types other than plain ones and lists accept any value."""
     return any(test(value) for test in _tests(annotation.replace("List[", "list[")))
 
 
@@ -163,7 +163,7 @@ def words_of_type(annotation: str) -> str:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is a whole number, which true and false are not."""
+    """Whether a value is a whole number; booleans are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -36,15 +36,15 @@ def _class_imports(*, quantised: bool, with_images: bool) -> Iterator[None]:
 
 def _config_imports(*, quantised: bool) -> AbstractContextManager[None]:
     import_transformers()
-    # torchao is for weights that are stored quantised.
+    # torchao reads weights that are stored quantised.
     return without_packages(*UNUSED) if quantised else without_packages(*UNUSED, "torchao")
 
 
 def load_hf_config(model: ModelSpec) -> PretrainedConfig:
     """The Hugging Face config of ``model.path``, or the one described by ``model.init``.
 
-    Vocabulary size and special token ids that `init` omits are the tokenizer's. Raises ValueError for a folder without
-    a config, an unknown ``model_type`` or an unknown field.
+    Vocabulary size and special token ids that `init` omits come from the tokenizer. Raises ValueError for a folder
+    without a config, an unknown ``model_type`` or an unknown field.
     """
     with _config_imports(quantised=model.path is not None):
         if model.path is not None:
@@ -142,7 +142,7 @@ def _config_of_fields(model: ModelSpec, init: dict[str, Any]) -> PretrainedConfi
         from_tokenizer["image_token_id"] = image
     given = {**from_tokenizer, **init}
     if text_class is not None:
-        # Not every config class moves them itself.
+        # Some config classes do not move them.
         own = {field.name for field in fields(config_class)}
         text = {name: given.pop(name) for name in list(given) if name not in own}
         given["text_config"] = {**text, **(given.get("text_config") or {})}

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def column_type(schema: pa.Schema, column: str) -> pa.DataType | None:
-    """The type of a column, or of a struct's field; None if it does not exist, or several columns have its name."""
+    """The type of a column, or of a struct's field; None if it does not exist, or if its name is ambiguous."""
     import pyarrow.types as kinds
 
     name, *fields = column.split(".")
@@ -23,7 +23,7 @@ def column_type(schema: pa.Schema, column: str) -> pa.DataType | None:
 
 
 def repeated(schema: pa.Schema, columns: Iterable[str]) -> str | None:
-    """The first of these columns that a file has several times, as the predicate of a sentence about the file."""
+    """The first of these columns with duplicates in a file, as the predicate of a sentence about the file."""
     for name in dict.fromkeys(column.partition(".")[0] for column in columns):
         if (times := schema.names.count(name)) > 1:
             return f"has {times} columns `{name}`; keep one of them"
@@ -31,7 +31,7 @@ def repeated(schema: pa.Schema, columns: Iterable[str]) -> str | None:
 
 
 def is_list(kind: pa.DataType | None) -> bool:
-    """Whether a type is that of lists; polars writes large lists."""
+    """Whether a type is a list type; polars writes large lists."""
     import pyarrow.types as kinds
 
     return kind is not None and (kinds.is_list(kind) or kinds.is_large_list(kind))
@@ -40,7 +40,7 @@ def is_list(kind: pa.DataType | None) -> bool:
 def value_at(row: object, column: str) -> Any:
     """The value of a column, or of a struct's field, in a row of Python objects; None if one is missing.
 
-    Raises ValueError, with the object of "has", if a value with fields is no struct: rows of JSON may differ.
+    Raises ValueError, with the object of "has", if a value with fields is not a struct: rows of JSON may differ.
     """
     names = column.split(".")
     for depth, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Number formats, by the names that libraries' command lines and torch have for them."""
+"""Number formats, by their names in torch and in libraries' command lines."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ NUMBER_FORMATS: dict[str, NumberFormat] = {
     "fp8": NumberFormat("uint8", 1),
     "uint8": NumberFormat("uint8", 1),
 }
-"""By the name that a pipeline file may give."""
+"""Keyed by the name in a pipeline file."""

@@ -1,6 +1,6 @@
-"""Keys of config.json as transformers 4 and servers name them, beside those that transformers 5 writes.
+"""Keys of config.json for transformers 4 and servers, beside the ones that transformers 5 writes.
 
-Their readers ignore keys that they do not know: without ``rope_theta``, transformers 4 silently takes 10000.
+Readers ignore unknown keys: without ``rope_theta``, transformers 4 silently uses 10000.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _TEXT = "text_config"
 _TOWER = "vision_config"
 _FULL = "full_attention"
 _OWN = ("quantization_config", "torch_dtype", "_name_or_path")
-"""Keys of a source that do not hold for the folder's weights, which have another dtype and are not quantised."""
+"""Keys of a source that do not apply to the folder's weights, which have another dtype and are not quantised."""
 
 
 def with_older_keys(config: HfConfig, other_names: Mapping[str, str], source: HfConfig) -> dict[str, Any]:
-    """`config`, as transformers 5 writes it, with the keys of transformers 4 and those that only `source` has.
+    """`config` of transformers 5 with the keys of transformers 4 and the keys that only `source` has.
 
-    `other_names` are further names of fields, as config classes know them. Values of `config` stay as they are.
+    `other_names` are further names of fields, from config classes. Values of `config` are kept.
     """
     whole = {**_older(config), **config}
     whole |= {name: whole[field] for name, field in other_names.items() if field in whole and name not in whole}

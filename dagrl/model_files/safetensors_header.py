@@ -17,14 +17,14 @@ _LENGTH_BYTES = 8
 
 
 class HeaderEntry(NamedTuple):
-    """A tensor as the header describes it."""
+    """A tensor in the header."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def read_bytes(path: Path) -> Callable[[str], bytes]:
-    """A function that reads a tensor of a right file, as it is stored."""
+    """A function that reads a tensor of a valid file, without conversion."""
     content = path.read_bytes()
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
     header, start = json.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length]), _LENGTH_BYTES + length
@@ -37,7 +37,7 @@ def read_bytes(path: Path) -> Callable[[str], bytes]:
 
 
 def read_header(path: Path) -> dict[str, HeaderEntry]:
-    """Return the tensors of a file by name. ValueError with the fault of the file, to follow its name in a sentence."""
+    """Return the tensors of a file by name. ValueError with the file's fault, phrased to follow its name."""
     size = path.stat().st_size
     if size == 0:
         raise ValueError("is empty")
@@ -46,7 +46,7 @@ def read_header(path: Path) -> dict[str, HeaderEntry]:
             pass  # It checks the header and the size of the file.
     except SafetensorError as error:
         if "incomplete metadata" in str(error):
-            raise ValueError("was cut short, or is too long: its size is not what its header describes") from error
+            raise ValueError("was cut short, or is too long: its size does not match its header") from error
         reason = str(error).removeprefix("Error while deserializing header: ")
         raise ValueError(f"is no safetensors file, or is broken{lfs_hint(path)}: {reason}") from error
     # Faster than a call of the library for each tensor.

@@ -52,7 +52,7 @@ class SafetensorsFolder:
         from safetensors import SafetensorError, safe_open
 
         if name not in self._files:
-            raise ValueError(f"{self._folder} has no tensor {name!r}: is its config.json that of these weights?")
+            raise ValueError(f"{self._folder} has no tensor {name!r}: does its config.json belong to these weights?")
         file = self._files[name]
         try:
             with safe_open(file, framework="pt") as opened:

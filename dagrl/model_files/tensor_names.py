@@ -18,21 +18,21 @@ OUTPUT = "lm_head.weight"
 SCORE = "score.weight"
 """The head of a critic or reward model, [1, hidden size]."""
 DERIVED = ("rotary_emb.inv_freq",)
-"""Ends of names that old weight files hold although they follow from the config."""
+"""Ends of names in old weight files that follow from the config."""
 SCALES = ("weight_scale_inv", "weight_scale")
 """Ends of names beside weights that are stored in 8 bits."""
 QUANTISED = (*SCALES, ".qweight", ".qzeros", ".weight_packed", ".absmax", ".SCB")
-"""Ends of names of quantised weights, as gptq, awq, compressed-tensors, bitsandbytes and fp8 have them."""
+"""Ends of names of quantised weights in gptq, awq, compressed-tensors, bitsandbytes and fp8."""
 
 _LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d+)\.")
 _log = logging.getLogger(__name__)
 
 
 def check_names(names: Iterable[str], wanted: Set[str], hf_config: PretrainedConfig) -> None:
-    """Raise ValueError for weights that the model has no parameter for, which would be dropped silently.
+    """Raise ValueError for weights without a parameter in the model, which would be dropped silently.
 
-    `names` are those of the weights, `wanted` those of the model. Multi-token prediction layers are dropped with a
-    warning, buffers that follow from the config without one.
+    `names` belong to the weights, `wanted` to the model. Multi-token prediction layers are dropped with a warning,
+    buffers that follow from the config without one.
     """
     unknown = sorted(name for name in names if name not in wanted and not name.endswith(DERIVED))
     if any(name.endswith(SCALES) for name in unknown):
@@ -70,7 +70,7 @@ def layer_of(name: str) -> int | None:
 def is_prediction_layer(name: str, layers: int, prediction_layers: int) -> bool:
     """Whether a tensor belongs to the layers for multi-token prediction.
 
-    They follow the model's own `layers`, or have a block of their own, as in Qwen3-Next.
+    They follow the model's own `layers`, or have a separate block, as in Qwen3-Next.
     """
     layer = layer_of(name)
     return name.startswith("mtp.") or (layer is not None and 0 <= layer - layers < prediction_layers)

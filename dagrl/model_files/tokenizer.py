@@ -1,6 +1,6 @@
-"""The tokenizer of a pipeline, read from a Hugging Face folder, or made for models with random weights.
+"""The tokenizer of a pipeline, read from a Hugging Face folder, or generated for models with random weights.
 
-All prompts, generators and rewards use this module, so that they agree about every token. Libraries are imported when a
+All prompts, generators and rewards use this module, so that they agree on every token. Libraries are imported when a
 tokenizer is loaded.
 """
 
@@ -74,12 +74,13 @@ def make_tokenizer(spec: TokenizerSpec, *, finds_images: bool = False) -> PreTra
 
 
 def begun_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """As `begun_texts` of one text."""
+    """`begun_texts` for one text."""
     return begun_texts(tokenizer, [text])[0]
 
 
 def begun_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of texts that a model goes on with: special tokens that the tokenizer adds before, none behind them.
+    """Token ids of texts that a model continues: with special tokens that the tokenizer adds before them, but without
+    ones after them.
 
     Some tokenizers add an end token to each text.
     """
@@ -127,7 +128,7 @@ def render_chat(
     *,
     complete: bool = False,
 ) -> str:
-    """As `chat_text`; its ValueError has the template's reason alone."""
+    """Like `chat_text`, but its ValueError has only the template's reason."""
     from jinja2 import TemplateError
 
     def render(messages: Chat) -> str:
@@ -141,7 +142,7 @@ def render_chat(
     try:
         return render(chat)
     except (TemplateError, TypeError) as error:  # TypeError: an expression failed
-        # Some templates, such as DeepSeek-V3's, join the arguments of calls to other text.
+        # Some templates, such as DeepSeek-V3's, concatenate the arguments of calls with other text.
         with suppress(TemplateError, TypeError):
             if (written := with_arguments_as_text(chat)) != chat:
                 return render(written)
@@ -153,9 +154,8 @@ def _from_folder(source: Path) -> PreTrainedTokenizerBase:
     # Checked here, because the library takes a missing path for a repository on the Hub.
     if not folder.is_dir():
         raise ValueError(f"there is no tokenizer folder {folder}; set model.tokenizer or model.path to an existing one")
-    # Mistral's newer models come with two tokenizers. Where mistral_common is installed, as servers need it, the
-    # library would take the one that has no chat template. With this option it takes tokenizer.json, and cuts text as
-    # tekken.json does.
+    # Mistral's newer models come with two tokenizers. With mistral_common, which servers need, the library would use
+    # the one without a chat template. With this option it uses tokenizer.json, and splits text like tekken.json.
     both = (folder / "tokenizer.json").is_file() and (folder / "tekken.json").is_file()
     options = {"fix_mistral_regex": True} if both else {}
     try:

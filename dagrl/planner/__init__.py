@@ -1,1 +1,1 @@
-"""How a pipeline will run: who works where and when, and what that takes. Pure: no torch, no ray, no clock."""
+"""Plans of a pipeline's run: memory, times and layouts. Pure: no torch, no ray, no clock."""

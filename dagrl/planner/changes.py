@@ -1,4 +1,4 @@
-"""The nearest change to a pipeline that makes it fit, found by trying those that cost least first."""
+"""The smallest change to a pipeline that makes it fit, found by trying the cheapest changes first."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from dagrl.graph.dag import Graph
 from dagrl.scheduler.placement import make_plan
 
 _MOST_TOGETHER = 2
-"""Changes that are tried in all combinations; further ones are added one by one, the best first."""
+"""Number of changes that are tried in all combinations; further ones are added one by one, the best first."""
 _MOST_IN_A_ROW = 10
 _MOST_CHECKED = 20
-"""Changes that fit and are validated, which takes longer."""
+"""Number of fitting changes that are validated, which takes longer."""
 _MOST_MACHINES = 128
 
 
 def nearest_change(
     graph: Graph, fit: Fit, *, gpu: str, is_valid: Callable[[Edit], bool] = lambda change: True
 ) -> Edit | None:
-    """Return the smallest change with which all engines fit; None if nothing that is tried does.
+    """Return the smallest change with which all engines fit; None if no tried change does.
 
-    `is_valid` says whether the file would still pass its checks.
+    `is_valid` tells whether the file still passes its checks.
     """
     if not fit.problems:
         return None
@@ -82,7 +82,7 @@ def _attempts(graph: Graph, fit: Fit, name: str, gpu: str) -> Iterator[Edit]:
 
 
 def changed(pipeline: Pipeline, change: Edit) -> Pipeline:
-    """Return the pipeline with the change. ValueError (pydantic's) if it takes no such value."""
+    """Return the pipeline with the change. Pydantic's ValueError for an invalid value."""
     tree = pipeline.model_dump(exclude_unset=True)
     for place, value in change.values.items():
         inner: Any = tree
@@ -102,7 +102,7 @@ def _suits_machines(pipeline: Pipeline) -> bool:
 
 
 def _in_a_row(first: Edit, ladders: list[Ladder], over: Callable[[Edit], int | None]) -> Iterator[Edit]:
-    """Add the rung that helps most to `first`, and so on, until all fits; then leave out what is not needed."""
+    """Add the most helpful rung to `first`, and so on, until all engines fit; then drop unnecessary ones."""
     steps: list[tuple[int, Edit]] = []
 
     def with_all(chosen: list[tuple[int, Edit]]) -> Edit:
@@ -118,7 +118,7 @@ def _in_a_row(first: Edit, ladders: list[Ladder], over: Callable[[Edit], int | N
         ]
         if not better:
             return
-        # The first of the best, as ladders are in the order of what they cost.
+        # The first of the best, because ladders are in the order of their cost.
         missing, index, rung = min(better, key=lambda attempt: attempt[0])
         steps.append((index, rung))
     if missing == 0:
@@ -128,7 +128,7 @@ def _in_a_row(first: Edit, ladders: list[Ladder], over: Callable[[Edit], int | N
 def _less(
     steps: list[tuple[int, Edit]], ladders: list[Ladder], fits: Callable[[list[tuple[int, Edit]]], bool]
 ) -> list[tuple[int, Edit]]:
-    """Drop the steps that the fit does not need, and lower the others to their cheapest rung, the last ladder first."""
+    """Drop unnecessary steps, and lower the others to their cheapest rung, the last ladder first."""
     for step in sorted(steps, key=lambda step: -step[0]):
         at = steps.index(step)
         rungs = ladders[step[0]].rungs

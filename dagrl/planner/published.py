@@ -1,4 +1,4 @@
-"""Published models in place of folders that are not on this machine, so that it can plan a run of another one."""
+"""Published models in place of missing folders, so that this machine can plan the run of another one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dagrl.config.schema import ModelSpec
 
 
 def with_published_models(path: Path | str, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The overrides, and further ones for each missing folder with the name of a published model; and what they are.
+    """The overrides, with further ones for each missing folder with the name of a published model, and notes on these.
 
-    ``~/models/Qwen3-8B`` is taken for Qwen/Qwen3-8B, of which dagrl knows the sizes: nothing is fetched. PipelineError
-    if the file cannot be loaded.
+    ``~/models/Qwen3-8B`` becomes Qwen/Qwen3-8B, whose sizes dagrl knows; nothing is fetched. PipelineError if the file
+    cannot be loaded.
     """
     pipeline = load_pipeline(path, overrides).pipeline
     published, notes = list(overrides), []
@@ -28,5 +28,5 @@ def with_published_models(path: Path | str, overrides: Sequence[str]) -> tuple[l
             continue
         if known := published_name(model.path.name):
             published.append(f"{dotted((*place, 'path'))}={known_model(known)}")
-            notes.append(f"{model.path} does not exist, so the plan is that of {known}")
+            notes.append(f"{model.path} does not exist, so the plan uses {known}")
     return published, notes

@@ -1,4 +1,4 @@
-"""The first steps of a run beside the same steps as the planner simulates them."""
+"""The first steps of a run beside the planner's simulation of them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dagrl.scheduler.intervals import Activity, Interval, busy_seconds
 from dagrl.scheduler.plan import Plan
 
 MOST_STEPS = 20
-"""Steps that are simulated, from the first on: the others are like them."""
+"""Number of simulated steps, from the first on; later ones are similar."""
 
 
 class NodeSeconds(NamedTuple):
-    """Busy seconds in a step of a node or of a move of an engine; None where there is none."""
+    """Busy seconds in a step of a node or of a move of an engine; None if it did not run."""
 
     name: str
     executor: str
@@ -53,7 +53,7 @@ class Comparison:
         return [*rows, NodeSeconds("a step", "", fmean(planned), fmean(actual) if actual else None)]
 
     def idle(self) -> dict[str, tuple[float | None, float | None]]:
-        """Group -> its share of idle time, planned and actual; None where it ran nothing."""
+        """Group -> its share of idle time, planned and actual; None if it ran nothing."""
         simulated = (activity for activity in self.simulated.activities if activity.step <= self.steps)
         planned = idle_shares(simulated, self.simulated.step_seconds)
         actual = idle_shares(self.actual, self.run.step_seconds)

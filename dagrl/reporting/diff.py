@@ -1,6 +1,6 @@
-"""Finds where two runs part: the first step, node, column and row that differ.
+"""Finds the first difference of two runs: its step, node, column and row.
 
-Records are compared where both runs have them, bit by bit. For other steps there are metrics.jsonl and the samples.
+Steps that both runs recorded are compared bit by bit, others by metrics.jsonl and samples.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ class Parting:
 
     step: int
     node: str
-    """The node that gave different results; empty if it is not known."""
+    """The node with different results; empty if unknown."""
     differences: tuple[Difference, ...]
     hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
-    """How two runs compare."""
+    """The comparison of two runs."""
 
     parting: Parting | None
     changed: str
-    """How their pipelines differ."""
+    """Differences of their pipelines."""
     compared: tuple[str, ...]
     """Names of the parts that were compared."""
 
 
 def diff_runs(left: Path, right: Path) -> RunDiff:
-    """Compare two runs. ValueError if they have nothing in common that can be compared."""
+    """Compare two runs. ValueError if they have no common parts."""
     runs = open_run(left), open_run(right)
     records = Records(left), Records(right)
     compared, partings = [], []
@@ -150,7 +150,7 @@ def _of_blocks(records: Sequence[Records], sides: Sequence[Sequence[StoredBlock]
 
 
 def _workers(records: Records, record: NodeRecord, difference: Difference) -> str:
-    """The workers of the second run that returned the rows that differ, in words, if there are several workers."""
+    """Description of the second run's workers that returned the differing rows, if there are several workers."""
     differing: list[str] = []
     others: list[str] = []
     for stored in (stored for run in record.runs if run.outputs for stored in run.outputs.blocks):

@@ -20,7 +20,7 @@ from dagrl.version import __version__
 _STEPS_OF_CHUNK = 50
 _MOST_TIMED_STEPS = 20_000
 _MOST_SPANS = 500_000
-"""Bars in a file; more would make it slow to open. The steps that keep theirs are spread evenly."""
+"""Most bars in a file; more would make it slow to open. Steps with bars are spread evenly."""
 _SAMPLES_OF_STEPS, _SAMPLES_BYTES = 60, 24 << 20
 """Steps with samples, and bytes of these in a file: a run of thousands of steps has gigabytes."""
 
@@ -51,7 +51,7 @@ def write_html(folders: Sequence[Path], output: Path, *, gpu: str | None = None)
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many parts as tell them apart."""
+    """The last parts of each path, as many as distinguish them."""
     parts = [folder.resolve().parts for folder in folders]
     for count in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(part[-count:]) for part in parts]
@@ -76,7 +76,7 @@ def _blobs(run: RunReader, place: int, entry: dict[str, Any], gpu: str | None) -
     for kind, steps in sample_steps(run.folder).items():
         entry["samples"][kind] = []
         budget = _SAMPLES_BYTES
-        # The newest samples first, as they say most; then back to the first.
+        # From the newest samples back to the first.
         for step in reversed(spread(steps, _SAMPLES_OF_STEPS)):
             text, size = blob(f"{place}/samples/{kind}/{step}", sample_view(run.folder, step, validation=kind == "val"))
             budget -= size
@@ -87,7 +87,7 @@ def _blobs(run: RunReader, place: int, entry: dict[str, Any], gpu: str | None) -
 
 
 def spread(steps: Sequence[int], count: int) -> list[int]:
-    """At most `count` of the steps, evenly spaced, the first and the last among them."""
+    """At most `count` of the steps, evenly spaced, including the first and the last."""
     if len(steps) <= count:
         return list(steps)
     last = len(steps) - 1

@@ -50,7 +50,7 @@ def run_times(folder: Path, *, gpu: str | None = None) -> RunTimes:
 
 
 def lengths_of_run(run: RunReader, pipeline: Pipeline, steps: Container[int]) -> Assumed:
-    """Mean tokens of the prompts and responses that `steps` train on; None where they are not known.
+    """Mean tokens of the prompts and responses that `steps` train on; None if unknown.
 
     They are unknown if several rollouts share the metrics, or if a mean exceeds its limit, for example because a
     resumed run has lowered it: the cost model refuses that.
@@ -68,7 +68,7 @@ def lengths_of_run(run: RunReader, pipeline: Pipeline, steps: Container[int]) ->
 
 
 def mean_of(run: RunReader, name: str, steps: Container[int]) -> float | None:
-    """Mean of a metric over those of `steps` that have it."""
+    """Mean of a metric over the `steps` that have it."""
     values = [line[name] for line in run.steps if line["step"] in steps and line.get(name)]
     return fmean(values) if values else None
 
@@ -79,13 +79,13 @@ def _layout(pipeline: Pipeline, plan: Plan) -> str:
 
 
 LEAST_STEPS = 2
-"""Least number of steps from which a usual one is found."""
+"""Fewest steps that determine a typical one."""
 _MOST_STEPS = 200
 """Number of the newest steps that are considered."""
 
 
 def usual_steps(run: RunReader, plan: Plan) -> list[int]:
-    """The newest steps that are not the first after a start, without those that validate or save if enough are left."""
+    """The newest steps, without the first after a start, and without steps with validation or save if enough remain."""
     after_pause = {step + 1 for step, _ in run.pauses()}
     finished = run.by_step
     steps = [step for step in run.timed_steps if step > 1 and step in finished and step not in after_pause]

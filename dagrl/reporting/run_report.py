@@ -29,8 +29,8 @@ _TRACED_STEPS = 4
 def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) -> str:
     """Summarize a run; with `timeline` compare it with its plan, and write both as a trace in the folder.
 
-    `gpu` is the GPU of groups that name none. ValueError if there is no run, or nothing to plan it by;
-    PipelineError if `pipeline.yaml` of the folder is wrong and needed.
+    `gpu` is the GPU of groups that name none. ValueError if there is no run, or no basis for a plan; PipelineError if
+    `pipeline.yaml` of the folder is wrong and needed.
     """
     if gpu is not None:
         gpu = gpu_named(gpu).name
@@ -46,7 +46,7 @@ def report_run(folder: Path, *, timeline: bool = False, gpu: str | None = None) 
         planned = _drawn(comparison.simulated.activities, " (planned)", begin)
         write_trace(trace, [*planned, *_drawn(comparison.actual, " (actual)")])
     except OSError as error:
-        # The folder may be another user's. The tables do not need it.
+        # The folder may be another user's, and the tables do not need the traces.
         drawn = f"no trace: {error}"
     nodes = ([node.name, node.executor, *_compared(node.planned, node.actual)] for node in comparison.nodes())
     groups = (
@@ -94,7 +94,7 @@ def _compared(planned: float | None, actual: float | None) -> list[str]:
 
 
 def _drawn(activities: Iterable[Activity], which: str = "", begin: float = 0.0) -> list[Activity]:
-    """The activities as a trace shows them, `begin` seconds later; `which` is a suffix to the names of groups.
+    """The activities for a trace, `begin` seconds later; `which` is a suffix to the names of groups.
 
     A row of a trace holds one event at a time: activities of an executor that overlap go to several rows.
     """

@@ -29,9 +29,9 @@ from dagrl.version import __version__
 
 HOST = "127.0.0.1"
 RUNS = Path("runs")
-"""The folder whose runs are shown if none is named."""
+"""The default folder of runs."""
 _DIGITS = 12
-"""A step has fewer."""
+"""Upper bound of a step's activities."""
 _HOSTS = ["127.0.0.1", "localhost"]
 """Names that a browser on this machine uses. Pages of other sites cannot reach the server under another name."""
 
@@ -40,7 +40,7 @@ class Runs:
     """The runs that are served. Folders are searched in each request, because runs may start later."""
 
     def __init__(self, folders: Sequence[Path], *, gpu: str | None = None) -> None:
-        """`folders` are run folders, or hold some. ValueError if one is neither."""
+        """`folders` are run folders, or contain some. ValueError if one is neither."""
         self._folders = folders
         self._gpu = gpu
         self._readers: dict[Path, RunReader] = {}
@@ -170,6 +170,6 @@ def _samples(request: Request, run: RunReader) -> list[dict[str, object]] | None
 
 
 def _changed(folder: Path) -> float:
-    """When its run last wrote, in seconds since the epoch; 0 if it has gone."""
+    """Time of the run's last write, in seconds since the epoch; 0 if it was removed."""
     paths = (folder / "metrics.jsonl", folder / "pipeline.yaml")
     return max((path.stat().st_mtime for path in paths if path.is_file()), default=0.0)

@@ -42,7 +42,7 @@ _PROGRESS: tuple[tuple[str, _Best], ...] = (
     ("response_tokens/mean", None),
     ("filter/kept_fraction", None),
 )
-"""Metrics that show a run's result, and which value is best."""
+"""Metrics that show a run's result, and the direction of improvement."""
 _OF_SOURCES: tuple[tuple[str, _Best], ...] = (
     ("/reward/mean", max),
     ("/pass_rate", max),
@@ -98,7 +98,7 @@ def summary_values(run: RunReader, steps: int | None = None) -> dict[str, object
 
 
 def main_metrics(run: RunReader) -> list[RenderableType]:
-    """A table of the metrics that show a run's result; only the scores of a run that has trained nothing."""
+    """A table of the metrics that show a run's result; without training, only scores."""
     if any(line["step"] > 0 for line in run.steps):
         return [table(_progress_rows(run), headings=["", "first", "last", "best"])]
     lines = scores(run, 0)
@@ -124,7 +124,7 @@ def account_equations(run: RunReader) -> list[str]:
 
 
 def in_a_line(run: RunReader) -> str:
-    """The first and last rewards of a run, or losses where it has no rewards. Empty without either."""
+    """The first and last rewards of a run, or losses without rewards. Empty without either."""
     texts = [f"{name} {first} -> {last} (best {best})" for name, first, last, best in _progress_rows(run) if best]
     return ", ".join(texts[:_MOST_IN_A_LINE])
 

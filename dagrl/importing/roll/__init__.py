@@ -33,7 +33,7 @@ _DEFAULTS = {
     "train_infer_correction.is_weight.weight_type": "token",
 }
 _STUDENT = {"student_train.": "actor_train.", "student_infer.": "actor_infer."}
-"""Names of the roles where a teacher is all that is learned from."""
+"""Names of the roles if a teacher is the only source of learning."""
 _RULES = (
     *engines.CLUSTER,
     *nodes.DATA,

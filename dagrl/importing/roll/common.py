@@ -46,6 +46,6 @@ def uses_critic(t: Translation) -> bool:
 
 
 def is_pure_opd(t: Translation) -> bool:
-    """Return whether nothing but a teacher is learned from; ROLL's launcher sets it, so that its YAML may not."""
+    """Return whether a teacher is the only source of learning; ROLL's launcher sets it, so its YAML may not."""
     has_teacher = any(setting.key.startswith("teacher.") for setting in t.settings)
     return t.flag("is_pure_opd") or (has_teacher and not t.flag("use_opd"))

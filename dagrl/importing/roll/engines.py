@@ -77,7 +77,7 @@ _TABLES = {
     ),
     **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), "ddp"),
 }
-"""Megatron's fields that are none of the transformer."""
+"""Megatron's fields outside of the transformer's config."""
 
 
 @joint(*(f"{role}.{STRATEGY}{rest}" for role in _ROLES for rest in ("", ".*")))
@@ -178,7 +178,7 @@ _PACKED = "max_tokens_per_microbatch_in_{} sequence_packing_args.max_packed_sequ
     ),
 )
 def _tokens(t: Translation) -> None:
-    """Micro-batches are packed; rows of a GPU bound them where ROLL pads."""
+    """Micro-batches are packed; a GPU's rows bound them if ROLL pads."""
     for role, node, kinds in (
         (TRAIN, "update", ("train", "train")),
         (CRITIC, "critic", ("train", "train")),

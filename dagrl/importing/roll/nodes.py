@@ -31,7 +31,7 @@ _CONVERT = "convert them once (docs/data.md)"
 
 @joint(under(TRAIN, "data_args.file_name data_args.domain_interleave_probs.*"), always=True)
 def _train(t: Translation) -> None:
-    """Files of domains become sources, if the name of each says its domain; or else one source."""
+    """Files of domains become sources if each file's name has its domain; otherwise they become one source."""
     key, probs = f"{TRAIN}.data_args.file_name", f"{TRAIN}.data_args.domain_interleave_probs"
     files = parts.as_list(t.get(key))
     weights = {domain.rpartition(".")[2]: t.get(domain) for domain in t.below(probs)}
@@ -51,7 +51,7 @@ def _train(t: Translation) -> None:
 
 
 def _is_of(file: object, domain: str) -> bool:
-    """Whether the name of a file begins as that of a domain: ``math_deepmath.jsonl`` and ``math_rule``."""
+    """Whether the name of a file begins like a domain: ``math_deepmath.jsonl`` and ``math_rule``."""
     return PurePosixPath(str(file)).stem.lower().split("_")[0] == domain.lower().split("_")[0]
 
 

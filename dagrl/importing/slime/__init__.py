@@ -1,4 +1,4 @@
-"""slime: arguments of ``train.py`` and ``train_async.py``, Megatron-LM's and SGLang's among them."""
+"""slime: arguments of ``train.py`` and ``train_async.py``, including Megatron-LM's and SGLang's."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ _MODEL = """
     padded-vocab-size bf16 model-name megatron-to-hf-mode tokenizer-type tokenizer-model attention-softmax-in-fp32
     rotary-interleaved no-rope-freq moe-latent-size experimental-attention-variant
 """.split()  # noqa: SIM905 (a list would take a line for each)
-"""Arguments that say what the model is: dagrl reads its config.json. bfloat16 softmax is computed in float32."""
+"""Arguments that describe the model: dagrl reads its config.json. bfloat16 softmax is computed in float32."""
 
 
 MODEL = (

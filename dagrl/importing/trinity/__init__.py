@@ -1,4 +1,4 @@
-"""Trinity-RFT: its YAML. Each of its steps is one optimizer step; weights go over every ``sync_interval`` of them."""
+"""Trinity-RFT: its YAML. Each of its steps is one optimizer step; weights are synced every ``sync_interval`` steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares sections, reasons and sizes between the tables of verl's sections."""
+"""Sections, reasons and sizes that the tables of verl's sections share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def uses_critic(t: Translation) -> bool:
 
 
 def trained_engines(t: Translation) -> tuple[str, ...]:
-    """Return the engines that learn: the actor, and the critic if there is one."""
+    """Return the trained engines: the actor, and the critic if there is one."""
     return ("actor", "critic") if uses_critic(t) else ("actor",)
 
 
@@ -43,7 +43,7 @@ def packed_tokens(
     """Write ``tokens_per_micro_batch``.
 
     With dynamic batches verl packs ``max_token_len_per_gpu x sequence-parallel size`` tokens into a micro-batch of a
-    model replica; without, it holds ``micro_batch_size_per_gpu`` rows, each padded to the longest prompt and response.
+    model replica; otherwise it holds ``micro_batch_size_per_gpu`` rows, each padded to the longest prompt and response.
     """
     longest, rows = f"{section}.{prefix}max_token_len_per_gpu", f"{section}.{prefix}micro_batch_size_per_gpu"
     dynamic = dynamic_key or f"{section}.{prefix}use_dynamic_bsz"

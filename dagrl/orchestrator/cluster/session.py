@@ -173,7 +173,8 @@ def quick_start(*, alone: bool = True) -> Iterator[None]:
     services.start_api_server = lambda *_, **__: ("", None)  # address and process
     services.start_ray_process = start_ray_process
     if alone:
-        ray_constants.ENABLE_RAY_CLUSTER = False  # as on systems where Ray does not support clusters of several machines
+        # As on systems where Ray does not support clusters of several machines.
+        ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:

@@ -2,14 +2,14 @@
 
     bound   = max(chain, overlap, host)
     chain   = the longest path through nodes that sample, or train on the whole step, each taking
-              max(operations / F, bytes / B); for synchronous training, where none begins before the one before it ends
+              max(operations / F, bytes / B); for synchronous training, in which nodes run one after the other
     overlap = max(all operations / F, all bytes / B): everything at once
     host    = seconds of the nodes without an engine / run.host_workers
 
 F and B are the operations (bfloat16, dense) and bytes a second of all GPUs together; in fp8, linear layers have fewer
-operations by the data sheet's gain, and weights of one byte. Operations are the model's own,
-without recomputation and padding (`dagrl.backends.families.flops`). Bytes are those that decoding reads: the weights
-that one token meets, for each token of the longest response, and keys and values. All else takes no time.
+operations by the data sheet's gain, and weights of one byte. Operations are the model's own, without recomputation and
+padding (`dagrl.backends.families.flops`). Bytes are the reads of decoding: the weights that one token uses, for each
+token of the longest response, and keys and values. Everything else takes no time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class StepBound:
-    """No layout of these GPUs makes a step of this work shorter."""
+    """The lower bound of a step on these GPUs, for any layout."""
 
     seconds: float
     by: str
@@ -65,7 +65,7 @@ def step_bound(costs: PipelineCosts, gpus: Sequence[Gpu]) -> StepBound:
 
 
 def _share_in_chain(task: PlannedTask) -> float:
-    """The share of a task that no other task of the chain can run beside: of an update in pieces, the last piece."""
+    """The share of a task that cannot overlap with other tasks of the chain: the last piece of an update in pieces."""
     if task.trains:
         return 1 / max(1, len(task.pieces))
     return 1.0 if task.generates else 0.0
@@ -99,7 +99,7 @@ def _generation(flops: ModelFlops, server: Server, lengths: Lengths, rows: int, 
     longest = lengths.quantile(1 - 0.5 / max(1, rows))
     weights = longest * (shape.active_parameters - (0 if shape.tied else shape.embedding)) * _BYTES
     if server.fp8:
-        # Two operations for each weight of a linear layer, which has a byte less.
+        # Two operations for each weight of a linear layer, which has one byte less.
         weights -= longest * flops.per_token / 2
     cached = rows * (prompt * response / per_prompt + squares / 2) * shape.cache_values_per_token * shape.layers
     return _Work(prefill + rows * decoded, weights + cached * server.cache_bytes)

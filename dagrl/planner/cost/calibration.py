@@ -1,6 +1,6 @@
 """Corrects the cost model by the times of a run: measured seconds over estimated ones, by node and engine.
 
-For the plan of another pipeline, `applied` keeps the factors that hold there and says what is extrapolated.
+For the plan of another pipeline, `applied` keeps the factors that apply to it and lists extrapolations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagrl.scheduler.plan import HOST, Plan, Rows
 
 CPU = "CPU slots"
 _LEAST_S = 1e-5
-"""Estimates below this are no measure."""
+"""Smaller estimates are not used as a measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Calibration:
     work: Mapping[Work, float] = field(default_factory=dict)
     """Measured over estimated seconds of a step."""
     engines: Mapping[str, float] = field(default_factory=dict)
-    """Executor -> the same over all of its tasks, for tasks that the run did not have."""
+    """Executor -> the same over all of its tasks, for tasks outside of the run."""
     driver_s: float = 0.0
-    """Seconds of a step in which the driver commits, schedules and dispatches, which are no command's."""
+    """Seconds of a step in which the driver commits, schedules and dispatches, outside of commands."""
 
     def factor(self, command: Command, plan: Plan) -> float:
         match command:
@@ -71,9 +71,9 @@ class RunTimes:
     lengths: Assumed
     """Mean tokens of its prompts and responses."""
     devices: Mapping[str, str]
-    """Executor -> what its ranks ran on."""
+    """Executor -> device of its ranks."""
     layout: str
-    """The run's layout in words."""
+    """Description of the run's layout."""
     pipeline: Pipeline
 
     def lengths_for(self, pipeline: Pipeline, known: Assumed) -> Assumed:
@@ -90,7 +90,7 @@ class Applied:
     times: RunTimes
     calibration: Calibration
     notes: tuple[str, ...]
-    """Sentences about what is extrapolated, or not calibrated at all."""
+    """Notes on extrapolated or uncalibrated parts."""
 
 
 def devices_of(pipeline: Pipeline, plan: Plan, gpu: str) -> dict[str, str]:
@@ -104,7 +104,7 @@ def devices_of(pipeline: Pipeline, plan: Plan, gpu: str) -> dict[str, str]:
 
 
 def applied(times: RunTimes, pipeline: Pipeline, plan: Plan, devices: Mapping[str, str]) -> Applied:
-    """Keep the factors that hold for executors on `devices`: those of executors that ran on the same ones."""
+    """Keep the factors for executors on `devices` that ran on the same kind."""
     another = {
         task.name
         for task in plan.tasks

@@ -46,15 +46,15 @@ from dagrl.scheduler.plan import Plan, PlannedTask, Rows
 from dagrl.scheduler.weight_route import weight_route
 
 _CALL_S = 5e-3
-"""From a command to the worker and back: Ray, and the rows that it fetches."""
+"""From a command to the worker and back: Ray, and fetching rows."""
 _SYNC_S = 21e-3
-"""A weight sync of any size: the driver's calls and the pause of the servers (14 ms), and of their processes (7)."""
+"""Fixed part of a weight sync: the driver's calls and the pause of the servers (14 ms), and of their processes (7)."""
 _BROADCAST_SHARE = 1.03
 """Buckets against a device's link to its peers: 9.4 ms for 3.44 GB, 51.5 ms for 16.4 GB."""
 _SAME_GPU_SHARE = 0.075
 """Buckets handed over on one GPU, against its memory: tensors gathered, renamed, copied, at 284 GB/s."""
 _OBJECT_STORE_BYTES_PER_S = 1e9
-"""Buckets that a rank stores, and again those that a receiver reads: 0.5 GB/s of both together."""
+"""Storing buckets by a rank, and reading them by a receiver: 0.5 GB/s together."""
 _OBJECT_STORE_S = 0.01
 _COMMIT_S = 5e-3
 """The metrics of a step are written."""
@@ -153,7 +153,7 @@ class PipelineCosts:
         return round(self.prompts(task) * self._mean_group(task))
 
     def per_prompt(self, task: PlannedTask) -> int:
-        """Rows of a prompt, rounded where sources or validation sets have different numbers."""
+        """Rows of a prompt, rounded if sources or validation sets have different numbers."""
         return max(1, round(self._mean_group(task)))
 
     def _mean_group(self, task: PlannedTask) -> float:
@@ -223,12 +223,14 @@ class PipelineCosts:
         batch = PlannedBatch(
             rows, self.lengths(task), node.tokens_per_micro_batch, together, node.loss_is_sum_over_tokens
         )
-        # Float32 comes and goes once, where a swap takes weights there and back.
+        # Float32 weights move once in each direction, like the swap of start weights.
         average = engine.swap_s if self.pipeline.moving_average_of(task.executor) is not None else 0.0
         return share * (steps * engine.update(batch) + self._reconnecting(task) + average) + engine.load_s
 
     def _reconnecting(self, task: PlannedTask) -> float:
-        """Return what a task takes longer after a sleep: the first of the engine in a step, and its first update."""
+        """Return the additional seconds of a task after a sleep, for the engine's first task in a step and its first
+        update.
+        """
         if not self._takes_turns(task.executor) or task.rows is not Rows.TRAIN:
             return 0.0
         tasks = [other for other in self.plan.tasks if other.executor == task.executor and other.rows is Rows.TRAIN]
@@ -240,7 +242,7 @@ class PipelineCosts:
         )
 
     def _takes_turns(self, executor: str) -> bool:
-        """Whether it sleeps in each step, as other engines of its group work then."""
+        """Whether it sleeps in each step, because other engines of its group work."""
         own = self.plan.executors[executor]
         working = {task.executor for task in self.plan.tasks if task.rows is Rows.TRAIN} - {executor}
         return own.sleeps and any(self.plan.executors[name].group == own.group for name in working)
@@ -298,7 +300,7 @@ def sync_seconds(
 ) -> float:
     """Return the seconds of a weight sync of `weights` bytes, with `link` bytes a second between sender and receiver.
 
-    A rank gets a share `gathered` of the weights from its neighbours, at a rate of `neighbours`: rank 0 for a
+    A rank receives a share `gathered` of the weights from its neighbours, at a rate of `neighbours`: rank 0 for a
     broadcast, each rank for `cuda_ipc`. Owners store their shares at once, the largest of which is `owned`.
     """
     if way == "object_store":
@@ -311,8 +313,8 @@ def answered_ends(ends: Sequence[float], work: Generation, node: RolloutNode) ->
     """Return the ends of shards whose decoding alone ends at `ends`.
 
     A response waits for each of its answers, while the server goes on with others; a worker waits for at most
-    ``tool_concurrency`` answers at a time. Not counted: steps are faster with fewer responses at a time, and answers
-    are prefilled.
+    ``tool_concurrency`` answers at a time. Faster steps with fewer responses at a time, and the prefill of answers, are
+    not counted.
     """
     if not node.multi_turn or node.expected_call_s is None:
         return ends

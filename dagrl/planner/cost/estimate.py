@@ -26,8 +26,8 @@ _WARM_UP = 2
 """Simulated steps before the measured ones, besides the staleness of the plan: engines start awake or asleep."""
 _STEADY = 3
 _TURNS = 6
-"""Turns that are simulated if an engine that is awake works on as many steps as it may: with several engines the turns
-take some time to repeat."""
+"""Number of simulated turns if awake engines work on as many steps as allowed: with several engines, turns repeat only
+after some time."""
 _OF_ENGINES = ("sleep", "wake")
 _OFFSET_BYTES = 8
 """The offset of each row of a ragged column."""
@@ -43,9 +43,9 @@ class StepEstimate:
     """A step in the steady state, without validation and checkpoints."""
 
     step_s: float
-    """From one step's end to the next one's; with the driver's time if a run calibrates the costs."""
+    """Seconds from one step's end to the next; including the driver's time if a run calibrates the costs."""
     node_s: Mapping[str, float]
-    """Task -> seconds in which at least one of its shards is in work."""
+    """Task -> seconds in which at least one of its shards is running."""
     move_s: Mapping[str, float]
     """``sync``, ``sleep ENGINE`` and ``wake ENGINE`` -> seconds of a step."""
     idle: Mapping[str, float]
@@ -68,7 +68,7 @@ def estimate_step(costs: PipelineCosts) -> StepEstimate:
         if first < activity.step <= last:
             name = f"{activity.name} {activity.executor}" if activity.category in _OF_ENGINES else activity.name
             named[name].append(activity)
-    # The work of a step overlaps with the end of the one before.
+    # The work of a step overlaps with the end of the previous step.
     for activity in (*simulated.activities, *simulated.under_way):
         if activity.end > begin:
             by_group[activity.group].append(Interval(max(activity.start, begin), min(activity.end, end)))
@@ -97,7 +97,7 @@ def steady_activities(plan: Plan, costs: Costs) -> list[Activity]:
 
 
 def _simulated(plan: Plan, costs: Costs) -> tuple[Simulated, int]:
-    """Simulate steps up to a steady state; the second is how many of the last ones are in it."""
+    """Simulate steps up to a steady state; also returns the number of last steps in it."""
     together = plan.max_staleness + 1
     in_turns = together > 1 and any(executor.sleeps for executor in plan.executors.values())
     last = _WARM_UP + (_TURNS * together if in_turns else plan.max_staleness + _STEADY)
@@ -109,7 +109,7 @@ def _simulated(plan: Plan, costs: Costs) -> tuple[Simulated, int]:
 
 
 def _alike(seconds: Sequence[float], least: int) -> int:
-    """Return after how many steps, `least` or more, everything repeats itself."""
+    """Return the period of the simulation in steps, at least `least`."""
     for count in range(least, len(seconds) // 2 + 1):
         if all(
             isclose(*pair, rel_tol=1e-3) for pair in zip(seconds[-count:], seconds[-2 * count : -count], strict=True)
@@ -121,7 +121,7 @@ def _alike(seconds: Sequence[float], least: int) -> int:
 def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
     """(writer, reader) -> bytes of a step."""
     tasks = {task.name: task for task in costs.plan.tasks}
-    # At most: that of any node.
+    # An upper bound: the most of any node.
     nodes = costs.pipeline.nodes.values()
     top_k = max((node.top_k or 0 for node in nodes if isinstance(node, LogprobNode)), default=0)
     edges: dict[tuple[str, str], float] = defaultdict(float)

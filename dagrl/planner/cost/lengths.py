@@ -17,7 +17,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """Mean lengths that the caller knows; None stands for the shares above."""
+    """Known mean lengths; None for the default shares."""
 
     prompt_tokens: float | None = None
     response_tokens: float | None = None
@@ -33,9 +33,10 @@ class Assumed:
 def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed, *, validation: bool = False) -> Lengths:
     """The lengths of a rollout's rows, within its limits. `validation` may have other limits than training.
 
-    Sources with their own sampling count by their rows: the mean is that of all rows, the longest that of any.
+    Sources with their own sampling count by their rows: the mean covers all rows, and the longest is the longest of
+    any.
 
-    ValueError if `assumed` has lengths that the file does not allow.
+    ValueError if `assumed` exceeds the file's limits.
     """
     rollouts = pipeline.rollouts.values()
     sampling = (rollout.val_sampling if validation else None) or rollout.sampling
@@ -53,7 +54,7 @@ def lengths_of(pipeline: Pipeline, rollout: RolloutNode, assumed: Assumed, *, va
 
 
 def _rows_by_sampling(pipeline: Pipeline, rollout: RolloutNode) -> dict[SamplingSpec, float]:
-    """Sampling -> share of the rows of training that are sampled so; empty where sources have none of their own."""
+    """Sampling -> share of the rows of training with it; empty if sources have no sampling of their own."""
     name = next(name for name, node in pipeline.rollouts.items() if node is rollout)
     rows: dict[SamplingSpec, float] = {}
     if own := pipeline.own_samplings(name):
@@ -64,7 +65,7 @@ def _rows_by_sampling(pipeline: Pipeline, rollout: RolloutNode) -> dict[Sampling
 
 
 def lengths_of_demonstrations(pipeline: Pipeline, assumed: Assumed) -> Lengths:
-    """The lengths of the data set's responses, spread like those of a rollout. ValueError as `lengths_of`."""
+    """The lengths of the data set's responses, spread like a rollout's. ValueError as in `lengths_of`."""
     longest, longest_prompt = pipeline.data.max_response_tokens or 1, pipeline.data.max_prompt_tokens
     means = longest_prompt * MEAN_PROMPT, longest * MEAN_RESPONSE
     response = _mean("responses", assumed.response_tokens, longest, "data.max_response_tokens", means[1])
@@ -84,7 +85,7 @@ def _longest_prompt(pipeline: Pipeline, rollout: RolloutNode) -> int:
 
 
 def _mean(what: str, known: float | None, limit: int, field: str, usual: float) -> float:
-    """The known mean, or else the usual one. ValueError for one above the limit."""
+    """The known mean, or else the default. ValueError for a mean above the limit."""
     if known is not None and not 0 < known <= limit:
         raise ValueError(
             f"{what} of {known:g} tokens on average do not fit the pipeline's {field}, {limit}; "

@@ -1,7 +1,7 @@
-"""The search: for every placing the fastest trainers and generators that fit, ranked by the simulated step.
+"""The search: the fastest fitting trainers and generators of each placement, ranked by the simulated step.
 
-Trainers and generators are first estimated apart, in thousands of layouts: the seconds of their tasks, and whether they
-fit beside a sleeper. The best ones are combined, must fit as a whole, and are simulated; the best combinations are
+Trainers and generators are first estimated separately, in thousands of layouts: the seconds of their tasks, and whether
+they fit beside a sleeper. The best ones are combined, must fit as a whole, and are simulated; the best combinations are
 validated.
 """
 
@@ -43,9 +43,9 @@ _KEPT_SERVERS = 2
 """Layouts of trainers and of generators that are simulated for each placing."""
 _ABOUT_AS_FAST = 1.05
 _OF_SLEEPERS = 4 << 30
-"""Bytes that sleepers beside a trainer keep, with a margin; the whole is estimated later."""
+"""Bytes that sleepers beside a trainer keep, with a margin; the sum is estimated later."""
 _OF_ONE_PLACING = 2
-"""Proposals of one placing that are shown before others, so that there is a choice."""
+"""Proposals of one placement that are shown before others, so that users have a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Proposal:
     estimate: StepEstimate
     bound: StepBound
     overrides: tuple[str, ...]
-    """Overrides that turn the user's pipeline into this one."""
+    """Overrides of the user's pipeline."""
 
 
 @isolated_imports()
@@ -74,7 +74,7 @@ def search(
 ) -> list[Proposal]:
     """Return the `top` proposals for a pipeline on a cluster, fastest step first; none if nothing fits.
 
-    `gpu` is that of a cluster that names none; `calibration` corrects the cost model on that cluster. ValueError for a
+    `gpu` applies to a cluster that names none; `calibration` corrects the cost model on that cluster. ValueError for a
     pipeline that a search cannot lay out.
     """
     pipeline = checked.loaded.pipeline
@@ -98,12 +98,12 @@ def search(
 
 
 def _kind(proposal: Proposal) -> tuple[LayoutChoice, Hashable]:
-    """Return what users choose by: not, for example, a server's share of the memory alone."""
+    """Return the properties that users choose by; excludes, for example, a server's share of memory."""
     return proposal.trainer, proposal.server.layout if proposal.server else None
 
 
 def _seconds_per_token(proposal: Proposal) -> float:
-    """Return the key of the order: the step's seconds, and its size if that grows with the machines that train."""
+    """Return the key of the order: the step's seconds, relative to its size if this grows with the machines."""
     return proposal.estimate.step_s / proposal.estimate.response_tokens
 
 
@@ -136,7 +136,7 @@ def _passes(loaded: LoadedPipeline, proposal: Proposal) -> bool:
 
 @dataclass(frozen=True)
 class _Seeker:
-    """A pipeline, and what its layouts are estimated with."""
+    """A pipeline, and the inputs of its estimates."""
 
     checked: CheckedPipeline
     shape: ModelShape
@@ -145,10 +145,10 @@ class _Seeker:
     calibration: Calibration
 
     def proposals(self, cluster: Cluster) -> Iterator[Proposal]:
-        """Yield the best combinations for every placing."""
+        """Yield the best combinations for every placement."""
         loaded = self.checked.loaded
         given = loaded.pipeline
-        # Engines are placed apart only if their samples are trained on.
+        # Engines are placed separately only if training uses their samples.
         for placing in placings(cluster, together=given.is_offline):
             # The file's layouts are for its own groups.
             placed = load_pipeline(loaded.path, [*loaded.overrides, *placing.overrides(given)]).pipeline
@@ -176,7 +176,7 @@ class _Seeker:
 
     @cached_property
     def _backends(self) -> dict[bool, Backend[EngineSpec]]:
-        """Whether engines generate -> their backend, whose engines get one layout."""
+        """Whether engines generate -> their backend; all its engines get one layout."""
         return {engine.generates: backend_of(engine) for engine in self.checked.loaded.pipeline.engines.values()}
 
     def _layouts(self, placed: Pipeline, placing: Placing, *, generates: bool) -> Iterable[LayoutChoice]:
@@ -201,9 +201,9 @@ class _Seeker:
     def _fastest_trainers(self, placed: Pipeline, placing: Placing, room: float) -> list[LayoutChoice]:
         """Return the best choices, one for each layout, that fit into `room` bytes of each GPU.
 
-        Memory is estimated best first, as ways to fit only make a layout slower.
+        Memory is estimated for the best first, because ways to fit only make a layout slower.
         """
-        # A trainer's seconds and memory are the same wherever its ranks are: one plan does for all layouts.
+        # A trainer's seconds and memory do not depend on its ranks' places, so one plan is enough for all layouts.
         plan = make_plan(placed, self.checked.graph)
         gpu = gpu_of_group(placed, placing.trainers, self.gpu)
         open_choices: list[tuple[float, int, bool, LayoutChoice]] = []
@@ -235,7 +235,7 @@ class _Seeker:
         return [engine_memory(pipeline, plan, name, self.shape, gpu).peak for name in names]
 
     def _fastest_servers(self, placed: Pipeline, placing: Placing) -> list[LayoutChoice]:
-        """Return the first choice of each fast layout, and beside a trainer the last one that is about as fast."""
+        """Return the first choice of each fast layout, and for a trainer also the last one that is about as fast."""
         timed: dict[Hashable, list[tuple[float, LayoutChoice]]] = {}
         for choice in self._layouts(placed, placing, generates=True):
             pipeline = choice.applied(placed)

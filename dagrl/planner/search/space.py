@@ -12,7 +12,7 @@ from dagrl.config.schema import EngineSpec, GroupSpec, Pipeline
 _MOST_GPUS = 16384
 """Plans name every rank."""
 _SPLITS = 8
-"""Ways to divide the GPUs between trainers and generators, at most."""
+"""Most ways to divide the GPUs between trainers and generators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Placing:
 
     groups: Mapping[str, GroupSpec] = field(hash=False)
     trainers: str
-    """Group of the engines that train and compute log-probs."""
+    """Group of the engines for training and log-probs."""
     generators: str
 
     @property
@@ -30,7 +30,7 @@ class Placing:
 
     def overrides(self, pipeline: Pipeline) -> Iterator[str]:
         """Yield the same as overrides of the pipeline's file."""
-        # The file has to be loaded with them, as sizes may grow with the machines of its groups.
+        # The file must be loaded with them, because sizes may grow with the machines of its groups.
         yield f"groups={{{', '.join(f'{name}: {_group(group)}' for name, group in self.groups.items())}}}"
         for name, engine in pipeline.engines.items():
             if engine.group is None:
@@ -53,7 +53,7 @@ class Cluster:
     nodes: int
     gpus_per_node: int
     gpu: str | None = None
-    """Their name, if the file has it."""
+    """Name of the GPUs, if the file has it."""
 
     @property
     def gpus(self) -> int:
@@ -75,10 +75,10 @@ def cluster_of(
     gpus_per_node: int | None = None,
     gpu: str | None = None,
 ) -> Cluster:
-    """The cluster that a call asks for: `gpus` on machines of 8, or `nodes` of `gpus_per_node`.
+    """The requested cluster: `gpus` on machines of 8, or `nodes` of `gpus_per_node`.
 
-    By default all GPUs of the pipeline; `gpu` is their name, if the call has it. ValueError for numbers that are no
-    cluster, or too large a one.
+    By default all GPUs of the pipeline; `gpu` is their name, if the call has it. ValueError for invalid or too large
+    numbers.
     """
     groups = [group for group in pipeline.groups.values() if not group.is_cpu]
     named = {group.gpu for group in groups}
@@ -96,7 +96,7 @@ def cluster_of(
     else:
         total = sum(group.ranks for group in groups)
         fits_one = total <= GPUS_OF_MACHINE and all(group.nodes == 1 for group in groups)
-        # Parts of a machine share one, as far as they fit.
+        # Parts of a machine share one if they fit.
         per_node = total if fits_one else max(group.gpus_per_node for group in groups)
         cluster = Cluster(-(-total // per_node), per_node, gpu)
     if cluster.gpus > _MOST_GPUS:

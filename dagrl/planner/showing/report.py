@@ -27,7 +27,7 @@ class Report:
     gpu: str
     """The GPU of groups that name none."""
     change: Edit | None
-    """The smallest change that makes it fit; None if it fits, or if no change that was tried helps."""
+    """The smallest change that makes it fit; None if it fits, or if no tried change helps."""
 
     @property
     def pipeline(self) -> Pipeline:

@@ -68,7 +68,7 @@ def as_values(report: Report, sections: Iterable[ReportSection]) -> dict[str, ob
 
 
 def why_gpu_is_unused(pipeline: Pipeline) -> str | None:
-    """Why ``--gpu`` has no effect on a pipeline; None if it has one."""
+    """The reason why ``--gpu`` has no effect on a pipeline; None if it has one."""
     if all(group.is_cpu for group in pipeline.groups.values()):
         return "all groups have CPU slots"
     if all(group.is_cpu or group.gpu for group in pipeline.groups.values()):
@@ -77,7 +77,7 @@ def why_gpu_is_unused(pipeline: Pipeline) -> str | None:
 
 
 def problems_in_words(report: Report) -> list[str]:
-    """One line for each engine that does not fit, and one with the remedy; none if all fit."""
+    """One line for each engine that does not fit, and one with the remedy; empty if all fit."""
     if report.fits:
         return []
     lines = [f"dagrl plan: group {problem.group}: {problem.text}" for problem in report.fit.problems]
@@ -110,7 +110,7 @@ def _group_content(pipeline: Pipeline, group: GroupFit) -> Iterator[RenderableTy
     if group.gpu is not None:
         yield from ("", _moments_table(group, group.gpu))
         if group.host_per_node:
-            yield from ("", f"  host memory: {gib(group.host_per_node)} GiB of each machine hold what is offloaded")
+            yield from ("", f"  host memory: {gib(group.host_per_node)} GiB of each machine hold offloaded states")
     if notes := [f"  {tenant.name}: {note}" for tenant in group.tenants for note in tenant.memory.notes]:
         yield from ("", *notes)
 

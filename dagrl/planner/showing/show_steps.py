@@ -104,9 +104,9 @@ def search_sections(
     top: int = 5,
     times: RunTimes | None = None,
 ) -> list[ReportSection]:
-    """Search layouts of a pipeline for `gpus` or `nodes`, by default for as many GPUs as it has.
+    """Search layouts of a pipeline for `gpus` or `nodes`, by default for its own number of GPUs.
 
-    `times` calibrate the search where its run had the same GPUs. ValueError if the call is wrong, or if a search cannot
+    `times` calibrate the search if its run had the same GPUs. ValueError if the call is wrong, or if a search cannot
     change the pipeline.
     """
     gpu = gpu_named(gpu).name if gpu is not None else None
@@ -209,7 +209,7 @@ def _value(estimate: StepEstimate) -> dict[str, object]:
 
 
 def _times_section(applied: Applied, *, searched: bool = False) -> ReportSection:
-    """The cost model's seconds of each node of the run beside the measured ones, and where they are extrapolated.
+    """The cost model's seconds of each node of the run beside the measured ones, and notes on extrapolation.
 
     With `searched` they are extrapolated to other layouts.
     """

@@ -31,7 +31,7 @@ class CostTable:
     """Fixed seconds: the same in every step, and for every executor."""
 
     shard: Mapping[str, float] = field(default_factory=dict)
-    """Task -> seconds of each shard of a run; other tasks take none."""
+    """Task -> seconds of each shard of a run; other tasks take no time."""
     sync: float = 0.0
     sleep: float = 0.0
     wake: float = 0.0
@@ -79,9 +79,9 @@ class MeasuredCosts:
 
 
 def seconds_of_step(plan: Plan, activities: Iterable[Activity]) -> dict[Work, float]:
-    """Median seconds of each work in a step, of the steps that have it.
+    """Median seconds of each work, over the steps that have it.
 
-    Shards of a task that streams run at the same time; those of others each have a worker for themselves.
+    Shards of a streaming task run at the same time; each shard of other tasks has its own worker.
     """
     streams = {task.name for task in plan.tasks if task.streams}
     by_work: dict[Work, dict[int, list[Activity]]] = defaultdict(lambda: defaultdict(list))

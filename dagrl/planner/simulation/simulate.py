@@ -1,6 +1,6 @@
 """Simulates a run: the costs of commands drive its scheduler, instead of workers.
 
-The simulation is deterministic. Events at the same time come in the order in which their commands began.
+The simulation is deterministic. Events at the same time are in the order in which their commands began.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Simulated:
     activities: tuple[Activity, ...]
     """Commands that had ended when the last step was committed, in the order of their ends."""
     under_way: tuple[Activity, ...]
-    """Commands in progress then, with the ends that they would have had."""
+    """Commands in progress at that time, with their expected ends."""
     step_seconds: dict[int, float]
-    """Step -> seconds from the commit of the step before it to its own."""
+    """Step -> seconds from the previous commit to its own."""
     seconds: float
     """From the start of the first step to the commit of the last."""
 
 
 def simulate(plan: Plan, costs: Costs, steps: int) -> Simulated:
-    """Simulate the first `steps` of a run. Later steps start as they would, and are cut off."""
+    """Simulate the first `steps` of a run. Later steps also start, and are cut off."""
     assert 1 <= steps <= plan.steps, f"{steps} steps of a plan for {plan.steps}"
     simulation = _Simulation(plan, costs)
     simulation.go_on_until(steps)
@@ -61,9 +61,9 @@ class _Simulation:
         self._places = {name: (executor.group or HOST, WorkerId(name, 0)) for name, executor in plan.executors.items()}
         """Executor -> group and first worker."""
         self._through = dict.fromkeys(plan.executors, 0.0)
-        """When each executor has finished the runs and syncs that it got; not for the host, where runs overlap."""
+        """Time at which each executor finishes its runs and syncs; not for the host, where runs overlap."""
         self._coming: list[tuple[float, int, float, Command, Event]] = []
-        """Heap of future events: when, in which order, since when, the command, its event."""
+        """Heap of future events: time, order, start, command, event."""
         self._order = count()
         self._activities: list[Activity] = []
         self._commits: dict[int, float] = {}
@@ -104,7 +104,7 @@ class _Simulation:
             self._expect(since, now + seconds, command, self._outcome(command))
 
     def _beginning(self, command: Command, seconds: float) -> float:
-        """Return now, or the end of what a run or a sync waits for."""
+        """Return now, or the end of the run or sync before it."""
         match command:
             case Run(_, task):
                 waits_for, busy = self._task_of[task].executor, {self._task_of[task].executor}
@@ -119,7 +119,7 @@ class _Simulation:
         return begins
 
     def _outcome(self, command: Command) -> Event:
-        """Return the expected event: the batch of a filter is full in the round that the plan expects."""
+        """Return the expected event: the batch of a filter is full in the expected round of the plan."""
         selects = isinstance(command, Run) and self._task_of[command.task].selects
         if isinstance(command, Run) and selects and command.round + 1 < self._plan.expected_rounds:
             return BatchShort(command)
@@ -129,7 +129,7 @@ class _Simulation:
         heappush(self._coming, (when, next(self._order), since, command, event))
 
     def _activity(self, start: float, end: float, command: Command, event: Event) -> Iterator[Activity]:
-        """Yield what ends with `event`; nothing for a commit."""
+        """Yield the activities that end with `event`; none for a commit."""
         match command:
             case Run(step, name, shards, _):
                 task = self._task_of[name]

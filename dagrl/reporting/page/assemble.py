@@ -1,7 +1,7 @@
-"""Puts the page of a report together: one HTML file without anything from elsewhere.
+"""Assembles the page of a report: one self-contained HTML file.
 
 A Content-Security-Policy allows the scripts and styles of the page by their hashes and nothing else, and Trusted Types
-refuse any text that a script would parse as HTML. So samples, which may hold anything, stay text.
+refuse any text that a script would parse as HTML. Samples, which may contain anything, thus stay text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SCRIPTS = (
     "plan.js",
     "app.js",
 )
-"""In the order in which they run: the last one starts the page."""
+"""Scripts in the order of execution; the last one starts the page."""
 
 
 def page(manifest: Mapping[str, object], blobs: Iterable[str] = ()) -> Iterable[str]:
@@ -63,13 +63,15 @@ def blob(name: str, value: Any) -> tuple[str, int]:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON without NaN. ValueError if there is any."""
+    """JSON without NaN, for which it raises ValueError."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 @cache
 def content_security_policy(*, live: bool) -> str:
-    """The policy of the page, for its meta element and for a server's header. A `live` page asks its own server."""
+    """The policy of the page, for its meta element and for a server's header. A `live` page requests data from its
+    server.
+    """
     connect = "'self'" if live else "'none'"
     scripts = " ".join(f"'{_hash(name)}'" for name in _SCRIPTS)
     styles = " ".join(f"'{_hash(name)}'" for name in _STYLES)

@@ -20,7 +20,7 @@ from dagrl.tracking.run_notes import run_notes
 
 _LOG_CHARACTERS = 20_000
 _MOST_RESTARTS = 1000.0
-"""More are not from a run."""
+"""A larger number is not from a run."""
 
 
 def overview(run: RunReader) -> dict[str, object]:
@@ -60,13 +60,13 @@ def _dag(pipeline: RunPipeline) -> dict[str, object]:
 
 
 def _events(run: RunReader) -> list[dict[str, object]]:
-    """Restarts of workers and new starts of the run, by the step that followed or was under way."""
+    """Restarts of workers and new starts of the run, by the next step or the step in progress."""
     events: list[tuple[int, str, str, float | None]] = [
         (span.step, "restart", f"{span.executor} restarted after a loss", round(span.end - span.start, 2))
         for span in run.spans
         if span.name == "restart"
     ]
-    # The scheduler counts a loss in the step that ends next, while the restart belongs to the step that waits for it.
+    # The scheduler counts a loss in the step that ends next, but the restart belongs to the step that waits for it.
     restarts = [step for step, *_ in events]
     count = 0.0
     for line in run.steps:
@@ -94,7 +94,7 @@ def _groups(pipeline: Pipeline) -> dict[str, str]:
 
 _MARGIN = 12.0
 _BOX_WIDTH, _BOX_HEIGHT = 172.0, 66.0
-"""Room for a line with time and memory below the node's name. Pixels."""
+"""Height of a line with time and memory below the node's name, in pixels."""
 
 
 def dag_view(graph: Graph) -> dict[str, object]:

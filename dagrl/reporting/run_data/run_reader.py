@@ -1,4 +1,4 @@
-"""Reads the folder of a run, which may still grow: each time only the new lines."""
+"""Reads the folder of a run, which may still grow; each read covers only new lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dagrl.tracking.run_file import run_file, run_text
 from dagrl.tracking.timeline import parse_activities
 
 _PAUSE_S, _PAUSE_STEPS = 20.0, 5.0
-"""A pause between two starts of a run is longer than this, in seconds and in median steps."""
+"""Minimum of a pause between two starts of a run, in seconds and in median steps."""
 
 
 class RunReader:
@@ -39,7 +39,7 @@ class RunReader:
         self.steps: list[dict[str, float]] = []
         """Numeric metrics of each step in order, including ``step``."""
         self.spans: list[Activity] = []
-        """In the order of their starts."""
+        """Activities in the order of their starts."""
         self.torn = 0
         self._metrics = Tail(folder, "metrics.jsonl")
         self._timeline = Tail(folder, "timeline.json")
@@ -66,17 +66,17 @@ class RunReader:
         return [line[name] for line in self.steps if isinstance(line.get(name), int | float)]
 
     def in_training(self, name: str) -> list[float]:
-        """The same without the validation before the first step, which is step 0."""
+        """The metrics without the validation before the first step, which is step 0."""
         return [line[name] for line in self.steps if line["step"] > 0 and isinstance(line.get(name), int | float)]
 
     @property
     def generation(self) -> int:
-        """Changes if steps that were read before are no longer part of the run: it went back to a checkpoint."""
+        """Changes if earlier steps are no longer part of the run, because it returned to a checkpoint."""
         return self._metrics.generation
 
     @property
     def is_writing(self) -> bool:
-        """Whether metrics.jsonl ended within a line: the run writes it, or was killed then."""
+        """Whether metrics.jsonl ended within a line, because the run is writing it, or was killed."""
         return self._metrics.unfinished
 
     def refresh(self) -> None:
@@ -104,7 +104,7 @@ class RunReader:
 
     @property
     def known_steps(self) -> int | None:
-        """Steps that the run was asked for; None if they are not known."""
+        """Requested steps of the run; None if unknown."""
         try:
             return self.pipeline().loaded.pipeline.run.known_steps
         except ValueError:
@@ -112,7 +112,7 @@ class RunReader:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the pipeline; None if that cannot be read or placed."""
+        """The plan of the pipeline; None if the pipeline cannot be read or placed."""
         try:
             return self.pipeline().plan
         except ValueError:
@@ -123,12 +123,12 @@ class RunReader:
         return sorted(self._of_step)
 
     def window(self, step: int) -> Interval | None:
-        """When a step was under way, in seconds since the epoch; None if the timeline lacks it."""
+        """Start and end of a step, in seconds since the epoch; None if the timeline lacks it."""
         activities = self._of_step.get(step)
         return step_window(activities, self.step_seconds.get(step, 0.0)) if activities else None
 
     def commit_interval(self, step: int) -> Interval | None:
-        """From the commit of the step before to the step's own: the time of a step where steps overlap."""
+        """From the previous commit to the step's own, which is the time of a step if steps overlap."""
         window, seconds = self.window(step), self.step_seconds.get(step)
         return window and (Interval(window.end - seconds, window.end) if seconds else window)
 
@@ -141,7 +141,7 @@ class RunReader:
         return [span for span in self.spans[first:last] if span.end > window.start and span.start < window.end]
 
     def pauses(self) -> list[tuple[int, float]]:
-        """(step, seconds): pauses after a step, in which the run did not go on, longer than any step would explain."""
+        """(step, seconds): pauses after a step in which the run was stopped, longer than any step would explain."""
         windows = [(step, window) for step in self.timed_steps if (window := self.window(step)) is not None]
         if len(windows) < 2:
             return []
@@ -169,9 +169,9 @@ class RunReader:
 
 
 def step_window(activities: Sequence[Activity], seconds: float) -> Interval:
-    """When a step of these activities was under way.
+    """Start and end of a step with these activities.
 
-    From its first activity on an engine, or from `seconds` before its end, the commit of the step before, whichever is
+    It starts with its first activity on an engine, or `seconds` before its end, at the previous commit, whichever is
     earlier. The host reads prompts ahead.
     """
     end = max(activity.end for activity in activities)
@@ -185,7 +185,7 @@ def is_run(folder: Path) -> bool:
 
 
 def open_run(folder: Path) -> RunReader:
-    """Read a run. ValueError if the folder holds none, or cannot be read."""
+    """Read a run. ValueError if the folder holds no run, or cannot be read."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name the run folder, by default runs/NAME")
     if not is_run(folder):
@@ -196,7 +196,7 @@ def open_run(folder: Path) -> RunReader:
 
 
 def read_run(folder: Path) -> RunReader:
-    """Read a run that has metrics. ValueError as `open_run`, and if it has none."""
+    """Read a run with metrics. ValueError like `open_run`, and without metrics."""
     run = open_run(folder)
     if not (folder / "metrics.jsonl").is_file():
         raise ValueError(f"{folder} holds no metrics.jsonl: its run has not finished a step")
@@ -218,7 +218,7 @@ def parse_step(line: str) -> dict[str, float] | None:
 
 
 def config_of(folder: Path) -> dict[str, object]:
-    """The pipeline of a run, as it is written; empty if it cannot be read."""
+    """The pipeline of a run as plain values; empty if it cannot be read."""
     try:
         tree = yaml.safe_load(run_text(folder, "pipeline.yaml") or "")
     except yaml.YAMLError:
@@ -227,12 +227,12 @@ def config_of(folder: Path) -> dict[str, object]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one that arithmetic in floating point takes. NaN and infinity are."""
+    """Whether it is a number for floating-point arithmetic, including NaN and infinity."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST)
 
 
 _CHUNK = 1 << 24
-"""Bytes in a read, so that a file of gigabytes is not in memory twice."""
+"""Bytes of a read, so that a file of gigabytes is not in memory twice."""
 
 
 class Tail:
@@ -248,7 +248,7 @@ class Tail:
         """Whether the file ended within a line when it was read."""
 
     def new_lines(self) -> list[str]:
-        """Whole lines that were added since the last call; none if there is no file.
+        """Complete lines added since the last call; empty without a file.
 
         ValueError as in `run_file`, OSError if it cannot be read.
         """
@@ -283,7 +283,7 @@ class Tail:
 
 @dataclass(frozen=True, eq=False)
 class RunPipeline:
-    """A run's pipeline. The graph and what follows from it are PipelineError if the contract of a node is unknown."""
+    """A run's pipeline. Its graph and plan raise PipelineError if the contract of a node is unknown."""
 
     folder: Path
     loaded: LoadedPipeline
@@ -307,7 +307,7 @@ class RunPipeline:
 
     @cached_property
     def on_its_gpus(self) -> Pipeline:
-        """The pipeline, in which groups that name no GPUs have those that the run's workers have reported."""
+        """The pipeline; groups without named GPUs have the ones that the run's workers reported."""
         groups = dict(self.pipeline.groups)
         workers = json.loads(run_text(self.folder, "workers.json") or "{}")
         for worker, entry in workers.items():

@@ -1,4 +1,4 @@
-"""Samples of a step or a validation, as `samples/` of the run folder has them."""
+"""Samples of a step or a validation, from `samples/` of the run folder."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def sample_steps(folder: Path) -> dict[str, list[int]]:
 def sample_view(folder: Path, step: int, *, validation: bool) -> list[dict[str, object]]:
     """The samples, one dictionary each. ValueError or OSError if there is no such file, or it cannot be read.
 
-    ``token_count`` is the length of the response, ``versions`` those of the weights that sampled its tokens. Log-probs
-    have four digits. ``asked`` is the part of the prompt that differs from other prompts: see `_asked`.
+    ``token_count`` is the length of the response, ``versions`` are the weight versions that sampled its tokens.
+    Log-probs have four digits. ``asked`` is the part of the prompt that differs from other prompts: see `_asked`.
     """
     import pyarrow.parquet as pq
 
@@ -61,12 +61,12 @@ def sample_file(folder: Path, step: int, *, validation: bool = False) -> Path | 
 
 
 def _asked(prompts: list[str]) -> list[str]:
-    """The user's last message of each prompt, without the words that all of them begin with; not all of long ones."""
+    """The user's last message of each prompt, without a common prefix of all; long ones are cut."""
     messages = (_USER.split(prompt)[-1] for prompt in prompts)
     texts = [
         _MESSAGE_END.split(message)[0].strip() or prompt for message, prompt in zip(messages, prompts, strict=True)
     ]
-    # The common prefix of the first and the last text in alphabetical order is that of all.
+    # The common prefix of the first and the last text in alphabetical order is common to all.
     first, last = (min(texts), max(texts)) if texts else ("", "")
     same = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
     begin = 0 if first == last else len(same) - len(re.split(r"[\s>\]]", same)[-1])
@@ -86,7 +86,7 @@ def _shown(row: dict[str, Any]) -> dict[str, object]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it: without NaN and infinity, other types as text."""
+    """The value in JSON types: without NaN and infinity, other types as text."""
     match value:
         case float():
             return value if math.isfinite(value) else None

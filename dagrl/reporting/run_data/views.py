@@ -1,4 +1,4 @@
-"""A step as it ran: bars by worker, and the idle time of each group with its cause."""
+"""The actual course of a step: bars by worker, and the idle time of each group with its cause."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dagrl.scheduler.plan import HOST, Plan
 def step_view(run: RunReader, step: int, plan: Plan | None = None) -> dict[str, object] | None:
     """The bars and pauses of a step, and its critical path if there is a `plan`; None if the timeline lacks the step.
 
-    ``spans``: the `bar` of each activity in the window of the step, also of steps that overlap with it; ``idle``:
-    [group, start, seconds, cause]; ``path``: [name, executor, cause, start, seconds]. Starts are in seconds from the
-    window's.
+    ``spans``: the `bar` of each activity in the window of the step, including overlapping steps; ``idle``: [group,
+    start, seconds, cause]; ``path``: [name, executor, cause, start, seconds]. Starts are in seconds from the window's
+    start.
     """
     window = run.window(step)
     if window is None:
@@ -84,10 +84,10 @@ class Idle:
 
 
 def idle_times(group: str, spans: Sequence[Activity], window: Interval) -> list[Idle]:
-    """The pauses of a group in a window, in order, each named after one cause; pauses below 1 ms are left out.
+    """The pauses of a group in a window, in order, each named after one cause; pauses below 1 ms are omitted.
 
-    `spans` are the activities of all groups that overlap with the window. A group waits for the activity elsewhere
-    that ends last before the pause does. Earlier parts of a pause are named after the activity that runs then.
+    `spans` are the activities of all groups that overlap with the window. A group waits for the activity elsewhere that
+    ends last before the pause does. Earlier parts of a pause are named after the activity that runs at that time.
     """
     own = [span for span in spans if span.group == group]
     others = [span for span in spans if span.group != group]
@@ -119,7 +119,7 @@ def gaps(spans: Iterable[Activity], window: Interval) -> list[Interval]:
 
 
 def _cause(during: Sequence[Activity], start: float, end: float, resumed: float) -> str:
-    """The activity, of those under way from `start` to `end`, that the group waits for until it has `resumed`."""
+    """The activity among those running from `start` to `end` for which the group waits until it has `resumed`."""
     active = [span for span in during if span.start <= start and span.end >= end]
     if not active:
         return DRIVER
@@ -129,7 +129,7 @@ def _cause(during: Sequence[Activity], start: float, end: float, resumed: float)
 
 
 def plan_view(run: RunReader, gpu: str | None = None) -> dict[str, object]:
-    """The comparison of `dagrl report --timeline`; ``error`` says why there is none.
+    """The comparison of `dagrl report --timeline`; ``error`` is the reason if there is none.
 
     ``nodes``: [name, executor, planned, actual] in seconds of a step; ``groups``: [name, planned, actual] as shares of
     idle time; ``spans`` of a planned step as those of `step_view`.
@@ -148,7 +148,7 @@ def plan_view(run: RunReader, gpu: str | None = None) -> dict[str, object]:
 
 
 def _last_step(comparison: Comparison) -> list[list[object]]:
-    """The bars of the last planned step: those before it may wait for things that happen once."""
+    """The bars of the last planned step, because earlier steps may include waits that occur once."""
     simulated, step = comparison.simulated, comparison.steps
     own = [activity for activity in simulated.activities if activity.step == step]
     if not own:
@@ -162,7 +162,7 @@ def _last_step(comparison: Comparison) -> list[list[object]]:
 
 
 _SPARSE = 0.5
-"""A metric that fewer steps have, such as those of validations, is a list of places and one of values."""
+"""A metric of few steps, such as of validations, is a list of places and a list of values."""
 
 
 def metrics_table(run: RunReader, first: int = 0) -> dict[str, object]:

@@ -25,7 +25,7 @@ from dagrl.scheduler.plan import HOST, Plan
 
 _OVER_SAMPLING = 1.25
 _MODEL_IS_OFF, _MODEL_IS_OFF_ON_CPU = 0.25, 1.0
-"""Share of a change by which the cost model may be wrong; on CPU slots it knows orders of magnitude."""
+"""Share of a change by which the cost model may be wrong; on CPU slots it is accurate only to orders of magnitude."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Change:
     overrides: tuple[str, ...]
     what: str
     scales: tuple[Scale, ...] = ()
-    """How the seconds of tasks change, which the simulation cannot know."""
+    """Changes of the seconds of tasks, which the simulation cannot compute."""
     hint: str = ""
-    """The key, where it has no single value."""
+    """The key, if it has no single value."""
     needs_cores: bool = False
-    """Whether processes of one machine would compute at the same time that did not before. On CPU slots they may share
-    cores, and gain nothing."""
+    """Whether more processes of one machine would compute at the same time. On CPU slots they may share cores, and gain
+    nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Straggling:
 
 
 def changes(pipeline: Pipeline, graph: Graph, plan: Plan, straggling: dict[str, Straggling]) -> Iterator[Change]:
-    """Changes that the pipeline allows, whether they help or not. `straggling`: by rollout."""
+    """Changes that the pipeline allows, helpful or not. `straggling`: by rollout."""
     schedule = pipeline.schedule
     on_cpu = any(group.is_cpu for group in pipeline.groups.values())
     apart = {executor.group for executor in plan.executors.values() if executor.trained} != {
@@ -80,7 +80,7 @@ def changes(pipeline: Pipeline, graph: Graph, plan: Plan, straggling: dict[str, 
     several = any(node.optimizer_steps(pipeline.data.prompts_per_step) > 1 for node in updates.values())
     free = not any(hindrance(pipeline, name, node, graph) for name, node in updates.items())
     if not schedule.stream_update and several and free:
-        what = "train on mini-batches before the last response is there"
+        what = "train on mini-batches before the last response is complete"
         yield Change(("schedule.stream_update=true",), what, needs_cores=on_cpu)
     workers = 2 * pipeline.run.host_workers
     what = "twice the processes for nodes without engine"
@@ -118,7 +118,7 @@ def _more_generators(pipeline: Pipeline, plan: Plan, name: str, waits: Stragglin
 
 
 def changes_by_size(pipeline: Pipeline, graph: Graph, lengths: Assumed) -> Iterator[Change]:
-    """Changes that need the sizes of model and GPUs: none where either is unknown."""
+    """Changes that need the sizes of model and GPUs; empty if either is unknown."""
     try:
         shape = model_shape(pipeline.model)
     except ValueError:
@@ -142,7 +142,7 @@ class _Known:
     lengths: Assumed
 
     def awake(self) -> Iterator[Change]:
-        """Engines stay on the GPUs that they take turns on, where all of them fit."""
+        """Keep engines that take turns on their GPUs, if all of them fit."""
         engines = self.pipeline.engines
         decided = with_sleep_decided(fit(self.pipeline, self.plan, shape=self.shape)).pipeline.engines
         stay = [name for name, engine in decided.items() if engine.sleep != engines[name].sleep]
@@ -174,7 +174,7 @@ class _Known:
                 yield task.name, node
 
     def _modelled(self, change: Edit, what: str, tasks: Sequence[str]) -> Iterator[Change]:
-        """The change, if the GPUs have room for it; the cost model says by how much it changes `tasks`."""
+        """The change, if the GPUs have room for it; the cost model gives its effect on `tasks`."""
         other = changed(self.pipeline, change)
         plan = make_plan(other, self.graph)
         if fit(other, plan, shape=self.shape).problems:

@@ -1,4 +1,4 @@
-"""Steps as they would have been: the scheduler, simulated with the times that were measured."""
+"""Steps under changes: the scheduler, simulated with measured times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import Plan
 
 _STEPS, _WARM_UP = 10, 3
-"""Steps that are simulated, beside the staleness, and those at their beginning that do not count."""
+"""Number of simulated steps, in addition to the staleness, and of first steps that do not count."""
 _RESAMPLES = 8
 _LEAST_GAIN = 0.01
 """A smaller gain is no advice."""
@@ -34,7 +34,7 @@ class Advice:
     step_s: float
     """Seconds of a step with it."""
     gain: float
-    """Expected share of the step that it saves; then the least and the most, by the run's steps and unknown rates."""
+    """Expected share of the step that it saves, then lower and upper bound, from the run's steps and unknown rates."""
     least: float
     most: float
 
@@ -44,8 +44,8 @@ def advice(
 ) -> list[Advice]:
     """The changes that help, the best first. `measured_s`: a step of the run, in seconds.
 
-    Each is simulated with the median of the run's steps, and with resamples of the steps for its uncertainty. What a
-    simulation gains is taken from the measured step, which has the driver's time too.
+    Each is simulated with the median of the run's steps, and with resamples of the steps for its uncertainty. A
+    simulated gain is subtracted from the measured step, which includes the driver's time.
     """
     samples = _resampled(activities)
     before = [step_seconds(run.plan, measured_costs(run.plan, sample)) for sample in (activities, *samples)]

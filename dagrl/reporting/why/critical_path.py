@@ -1,4 +1,4 @@
-"""The critical path of a step as it ran: the activities that nothing else could have hidden."""
+"""The actual critical path of a step: the activities that determined its length."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     """A part of the path, in seconds since the epoch."""
 
     name: str
-    """The activity; ``driver`` where no worker runs."""
+    """The activity; ``driver`` if no worker runs."""
     executor: str
     cause: str
     start: float
@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 
 def critical_path(spans: Sequence[Activity], window: Interval, plan: Plan) -> list[Part]:
-    """Walk back from the end of a step's window: each activity is preceded by the last one that it waited for.
+    """Walk back from the end of a step's window: before each activity comes the last one that it waited for.
 
     `spans` are all activities that overlap with the window. The parts cover the window without gaps, in order.
     """
@@ -104,7 +104,7 @@ def _precedes(span: Activity, later: Activity, needs: Mapping[str, frozenset[str
     """Whether `later` may have waited for `span`: its inputs, or the same workers or GPUs."""
     same = span.executor == later.executor
     if same and span.group == HOST:
-        # Any of the host's processes takes a task; a process that was free caused no wait.
+        # Any of the host's processes takes a task; a free process causes no wait.
         same = later.start - span.end < _AT_ONCE_S
     moved = span.group == later.group != HOST and span.name in _MOVES
     return same or moved or span.name in needs.get(later.name, ())
@@ -117,9 +117,9 @@ def _of_host(before: Sequence[Activity], known: Sequence[Activity], later: Activ
 
 
 def _start_of_rollout(span: Activity, spans: Sequence[Activity]) -> float:
-    """When a rollout began that runs without a pause until `span`, one of its shards.
+    """Start of the rollout that runs without a pause until `span`, one of its shards.
 
-    Servers take the requests of later shards as they finish those of earlier ones.
+    Servers take requests of later shards as they finish earlier ones.
     """
     start = span.start
     shards = [shard for shard in spans if (shard.name, shard.step) == (span.name, span.step)]
@@ -143,7 +143,7 @@ def _parts(
 
 
 def _alone_from(span: Activity, spans: Sequence[Activity]) -> float | None:
-    """When the last shard of a rollout was alone; None if it does not straggle."""
+    """Interval in which the last shard of a rollout ran alone; None if it does not straggle."""
     shards = [shard for shard in spans if (shard.name, shard.step) == (span.name, span.step)]
     ends = sorted(shard.end for shard in shards)
     if len(ends) < 2 or ends[-1] > span.end:

@@ -1,4 +1,4 @@
-"""Explains the steps of a run: where their time went, and which keys would make them shorter."""
+"""Explains the steps of a run: the causes of their time, and keys that would shorten them."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _SHOWN_SHARE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why steps take as long as they do."""
+    """The explanation of steps' times."""
 
     steps: list[int]
     step_s: float
-    """Seconds of a step: their mean, or those of the one step."""
+    """Mean seconds of the steps."""
     path: list[tuple[str, str, str, float]]
     """Node, executor, cause and seconds of a step, the longest first; together they are the step."""
     usual_step_s: float
-    """Median seconds of the steps that advice is for: those without validation and checkpoint."""
+    """Median seconds of the steps to which advice applies: steps without validation and checkpoint."""
     advice: list[Advice]
     why_no_advice: str
     straggler: Straggler | None
     """None if no step waits for its last responses."""
     notes: str = ""
-    """Sentences on these steps, such as that most responses were cut; mostly empty."""
+    """Notes on these steps, for example that most responses were cut; usually empty."""
 
 
 def explain(folder: Path, step: int | None = None) -> Explanation:
@@ -53,14 +53,14 @@ def explain(folder: Path, step: int | None = None) -> Explanation:
     pipeline, graph, plan = planned.on_its_gpus, planned.graph, planned.plan
     usual = usual_steps(run, plan)
     finished = run.by_step
-    # A run that has just begun has its first step alone.
+    # A run that has just started has only its first step.
     timed = [number for number in run.timed_steps if number in finished and number > 0]
     chosen = (usual or timed[-1:]) if step is None else [step]
     windows = {number: window for number in chosen if (window := run.commit_interval(number)) is not None}
     if not windows and step is None:
         raise ValueError(f"{folder} has not finished a step with a timeline yet")
     if not windows:
-        known = f"those of {timed[0]} to {timed[-1]} are known" if timed else "no step is finished yet"
+        known = f"steps {timed[0]} to {timed[-1]} are known" if timed else "no step is finished yet"
         raise ValueError(f"{folder} has no timeline of step {step}: {known}")
     paths = {number: critical_path(run.within(window), window, plan) for number, window in windows.items()}
     step_s = fmean(window.end - window.start for window in windows.values())
@@ -167,13 +167,13 @@ class Straggler:
 
     step: int
     seconds: float
-    """In which the last shard of the rollout was alone."""
+    """Seconds in which the last shard of the rollout ran alone."""
     longest: float | None
-    """Tokens of the longest response; None if the run does not say."""
+    """Tokens of the longest response; None if unknown."""
     mean: float | None
     """Tokens of the mean response."""
     samples: tuple[int, ...]
-    """Ids of stored samples with that many tokens, if they are few."""
+    """Ids of stored samples with that many tokens, if there are few."""
 
     def sentence(self) -> str:
         if self.longest is None or self.mean is None:
@@ -193,7 +193,7 @@ _MOST_NAMED = 3
 def straggler(
     folder: Path, paths: Mapping[int, Sequence[Part]], metrics: Mapping[int, Mapping[str, float]]
 ) -> Straggler | None:
-    """Find it by the steps' critical paths and metrics, and by the samples that the run has stored."""
+    """Find it from the steps' critical paths and metrics, and from stored samples."""
     waits = {
         step: sum(part.end - part.start for part in path if part.cause == STRAGGLER) for step, path in paths.items()
     }
@@ -208,7 +208,7 @@ def straggler(
 
 
 def _stored(folder: Path, step: int, tokens: float) -> tuple[int, ...]:
-    """Ids of the step's stored samples of that length; none if there is no readable file."""
+    """Ids of the step's stored samples of that length; empty without a readable file."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
