@@ -10,16 +10,17 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import parse_qs, unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-"""The only commit of every model; its branch is ``main``."""
+"""The only commit of every repository; its branch is ``main``."""
 
 
 class HubServer:
-    """Serves `models`: name -> folder. Models in `gated` refuse everyone."""
+    """Serves folders by their names: models, and data sets as ``datasets/ORG/NAME``. `gated` ones refuse everyone."""
 
-    def __init__(self, models: Mapping[str, Path], gated: frozenset[str] = frozenset()) -> None:
-        self.models, self.gated = dict(models), gated
+    def __init__(self, folders: Mapping[str, Path], gated: frozenset[str] = frozenset()) -> None:
+        self.folders, self.gated = dict(folders), gated
         self.requests: list[str] = []
         self.downloads: list[str] = []
         """Files that were sent, by their names."""
@@ -29,6 +30,9 @@ class HubServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                hub.answer(self, with_body=True)
+
+            def do_POST(self) -> None:
                 hub.answer(self, with_body=True)
 
             def do_HEAD(self) -> None:
@@ -49,29 +53,35 @@ class HubServer:
         self._server.server_close()
 
     def answer(self, request: BaseHTTPRequestHandler, *, with_body: bool) -> None:
-        path = request.path.partition("?")[0]
-        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/([^/]+)", path)
+        path = unquote(request.path.partition("?")[0]).rstrip("/").replace("/api/models/", "/api/")
+        asked = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        found = re.fullmatch(r"/api/((?:datasets/)?[^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(/.+)?)?", path)
         if found is None:
-            found = re.fullmatch(r"/([^/]+/[^/]+)/(resolve)/[^/]+/(.+)", path)
-        if found is None or found[1] not in self.models:
+            found = re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/(resolve)/[^/]+/(.+)", path)
+        if found is None or found[1] not in self.folders:
             self._send(request, 401, b"", {"X-Error-Code": "RepoNotFound"}, with_body)
-        elif found[1] in self.gated:
+        elif found[1] in self.gated and found[2] in ("resolve", None):
             self._send(request, 403, b"", {"X-Error-Code": "GatedRepo"}, with_body)
-        elif found[2] != "resolve" and found[3] not in ("main", COMMIT):
+        elif found[2] not in ("resolve", None) and found[3] not in ("main", COMMIT):
             self._send(request, 404, b"", {"X-Error-Code": "RevisionNotFound"}, with_body)
+        elif found[2] == "tree" and found[4]:
+            self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound"}, with_body)  # there are no folders
+        elif found[2] == "paths-info":
+            paths = parse_qs(asked.decode())["paths"]
+            entries = [entry for entry in _tree(self.folders[found[1]]) if entry["path"] in paths]
+            self._send(request, 200, json.dumps(entries).encode(), {"Content-Type": "application/json"}, with_body)
         else:
-            self._send_model(request, self.models[found[1]], found[1], found[2], found[3], with_body)
+            name = found[1].removeprefix("datasets/")
+            self._send_file(request, self.folders[found[1]], name, found[2] or "revision", found[3], with_body)
 
-    def _send_model(
+    def _send_file(
         self, request: BaseHTTPRequestHandler, folder: Path, name: str, kind: str, what: str, with_body: bool
     ) -> None:
         files = sorted(path for path in folder.iterdir() if path.is_file())
         if kind == "revision":
             content = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": path.name} for path in files]}
         elif kind == "tree":
-            content = [
-                {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": _digest(path)} for path in files
-            ]
+            content = _tree(folder)
         elif (folder / what).is_file():
             headers = {"ETag": f'"{_digest(folder / what)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
             if with_body:
@@ -87,9 +97,9 @@ class HubServer:
     def _send(
         request: BaseHTTPRequestHandler, status: int, body: bytes, headers: Mapping[str, str], with_body: bool
     ) -> None:
-        start = re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range") or "")
-        if start and status == 200 and with_body:
-            status, body = 206, body[int(start[1]) :]
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
+        if span and status == 200 and with_body:
+            status, body = 206, body[int(span[1]) : int(span[2]) + 1 if span[2] else None]
         request.send_response(status)
         for key, value in headers.items():
             request.send_header(key, value)
@@ -97,6 +107,11 @@ class HubServer:
         request.end_headers()
         if with_body:
             request.wfile.write(body)
+
+
+def _tree(folder: Path) -> list[dict[str, object]]:
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return [{"type": "file", "path": path.name, "size": path.stat().st_size, "oid": _digest(path)} for path in files]
 
 
 def _digest(path: Path) -> str:

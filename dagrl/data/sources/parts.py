@@ -96,6 +96,19 @@ class ParquetPart(Part):
             raise ValueError(f"{self.title} cannot be read as parquet: {error}") from error
 
 
+class RemotePart(ParquetPart):
+    """A parquet file that is read over the network."""
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        import httpx
+
+        try:
+            return super().read(group, columns)
+        except httpx.HTTPError as error:  # most of them are no OSError
+            message = f"{self.title} cannot be read over the network: {error}"
+            raise ValueError(f"{message}; check the network, or set `streamed: false`") from error
+
+
 class ArrowPart(Part):
     """An Arrow file, which stays on disk."""
 

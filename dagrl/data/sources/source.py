@@ -13,7 +13,7 @@ import numpy as np
 from dagrl.config.errors import suggest
 from dagrl.config.loading.prompt_files import PromptFile, files_of
 from dagrl.config.schema import SourceSpec
-from dagrl.data.sources.parts import ParquetPart, Part, Values, part_of
+from dagrl.data.sources.parts import Part, RemotePart, Values, part_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +53,7 @@ def _remote_parts(spec: SourceSpec, builder: DatasetBuilder, split: str) -> Iter
         if not url.endswith(".parquet"):
             raise ValueError(f"{spec.title} has other files than parquet ({url}); set `streamed: false`")
         files, path = url_to_fs(url)
-        yield ParquetPart(PromptFile(Path(url), "parquet"), files.open(path))
+        yield RemotePart(PromptFile(Path(url), "parquet"), files.open(path))
 
 
 @contextmanager
@@ -65,9 +65,9 @@ def _telling(spec: SourceSpec) -> Iterator[None]:
         yield
     except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ValueError(
-            f"cannot load {spec.title} from the Hugging Face Hub: {reason}; check name and network"
-        ) from error
+        missing = isinstance(error, datasets.exceptions.DatasetNotFoundError)
+        remedy = "check the name, and set HF_TOKEN if it is private or gated" if missing else "check name and network"
+        raise ValueError(f"cannot load {spec.title} from the Hugging Face Hub: {reason}; {remedy}") from error
 
 
 _KEPT_BYTES = 256 << 20

@@ -351,4 +351,4 @@ def test_gated_delta_nets_in_a_pattern_that_sglang_does_not_know(project, with_s
     linear, full = "linear_attention", "full_attention"
     assert not check_file(path, [model % ", ".join((linear, full, linear))]).warnings
     problem = project.only_problem(path, model % ", ".join((full, linear, linear)))
-    assert (problem.code, problem.key) == ("layers-unlike-sglang", "engines.generator.backend")
+    assert (problem.code, problem.place) == ("layers-unlike-sglang", "engines.generator.backend")
