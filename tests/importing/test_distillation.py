@@ -120,6 +120,7 @@ def test_a_teacher_is_an_engine_whose_log_probs_are_learned_from(
         "nodes.teacher.write": "teacher_logprob",
     } | expected
     assert not any(line.status == "refused" for line in found.lines)
+    assert not any(line.note.startswith("is off") for line in found.lines if line.key in given)
     assert {key: tree.get(key) for key in expected} == expected
 
 

@@ -291,6 +291,7 @@ def distillation(t: Translation) -> None:
         t.write("engines.teacher.dist_checkpointing_path", path, load, step, note=note)
     else:
         _served_teacher(t)
+    t.imply("is the teacher's node, whose log-probs are a column", "--opd-type", post)
     if t.get("--custom-rm-path") == _OWN_TEACHER:
         t.write("nodes.advantage.estimator", "none", "--custom-rm-path", note="the rewards there are 0")
 

@@ -21,6 +21,10 @@ def distillation(t: Translation) -> None:
         return
     _loss(t, _teachers(t))
     t.imply(SERVED, *(key for key in t.current if ".inference." in key))
+    sizes = ("enabled", "n_gpus_per_node", "nnodes")
+    t.imply("is the teacher's engine, on its group", *(f"distillation.{name}" for name in sizes))
+    choice = (f"{_LOSS}.{name}" for name in ("loss_mode", "use_policy_gradient", "use_task_rewards"))
+    t.imply("is `distillation` of the loss or of the advantage, with or without rewards", *choice)
 
 
 def _teachers(t: Translation) -> list[str]:
