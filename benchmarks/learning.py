@@ -75,26 +75,6 @@ _SEEING = {
     "vision_config": {"hidden_size": 256, "intermediate_size": 512, "out_hidden_size": 256, "patch_size": 14},
 }
 
-_TOWER = {
-    "depth": 2,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "out_hidden_size": 256,
-    "num_heads": 4,
-    "patch_size": 16,
-    "num_position_embeddings": 64,
-    "deepstack_visual_indexes": [0],
-}
-_DEEP_SEEING = _DENSE | {
-    "model_type": "qwen3_vl",
-    "vision_config": _TOWER,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "mrope_section": [24, 20, 20],
-        "mrope_interleaved": True,
-    },
-}
 _GATED_DELTA: dict[str, Any] = _DENSE | {
     "model_type": "qwen3_5_text",
     "layer_types": ["linear_attention", "full_attention"],
@@ -106,7 +86,15 @@ _GATED_DELTA: dict[str, Any] = _DENSE | {
 }
 _GATED_DELTA_SEEING = _GATED_DELTA | {
     "model_type": "qwen3_5",
-    "vision_config": {name: size for name, size in _TOWER.items() if name != "deepstack_visual_indexes"},
+    "vision_config": {
+        "depth": 2,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "out_hidden_size": 256,
+        "num_heads": 4,
+        "patch_size": 16,
+        "num_position_embeddings": 64,
+    },
     "rope_parameters": {**_GATED_DELTA["rope_parameters"], "mrope_section": [6, 5, 5], "mrope_interleaved": True},
 }
 
@@ -200,7 +188,6 @@ CASES = {
     "one_gpu_colocated_gemma3": Case(1, model=_GEMMA),
     "one_gpu_colocated_qwen3_5_text": Case(1, model=_GATED_DELTA),
     "one_gpu_colocated_images_qwen3_5": Case(1, model=_GATED_DELTA_SEEING, template="tiny_images"),
-    "one_gpu_colocated_images_qwen3_vl": Case(1, model=_DEEP_SEEING, template="tiny_images"),
     "two_gpus_apart_qwen3_5_text": Case(1, 1, model=_GATED_DELTA),
     "two_gpus_colocated_images_tp2_to_tp1": replace(_IMAGES, train=2, parallel=_TP2),
     "two_gpus_colocated_tp2_to_tp1": Case(2, parallel=_TP2),

@@ -39,7 +39,6 @@ CASES = (
     "one_gpu_colocated_gemma3",
     "one_gpu_colocated_qwen3_5_text",
     "one_gpu_colocated_images_qwen3_5",
-    "one_gpu_colocated_images_qwen3_vl",
     "two_gpus_apart_qwen3_5_text",
     "two_gpus_colocated_images_tp2_to_tp1",
     "two_gpus_colocated_tp2_to_tp1",

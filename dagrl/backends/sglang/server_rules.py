@@ -191,6 +191,9 @@ class _Rules(ServerRules[SglangEngineSpec]):
         if self.group is not None and self.group.is_cpu:
             message = "SGLang's vision towers compute other values on CPUs; use GPUs, or backend: hf"
             self.findings.error(place, message, code="images-on-cpus", depends_on=[("data",), ("groups",)])
+        elif self.model.added_layers:
+            message = f"images of {self.model.family} are not tested with SGLang; use backend: vllm or hf"
+            self.findings.error(place, message, code="images-untested", depends_on=[("data",), ("model",)])
 
     def check_layer_kinds(self) -> None:
         """Check that full attention is in every nth layer, as SGLang assumes of models with gated delta nets."""
