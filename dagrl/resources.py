@@ -89,14 +89,19 @@ def template_parents(name: str) -> list[str]:
 def setup_commands(templates: Sequence[str]) -> list[str]:
     """Commands that fetch the models and write the data of templates, and runs from whose weights they start.
 
-    They are those of the last template whose comment has any, else those of the templates that they extend.
+    They are those of the last template whose comment has any, else those of the templates that they extend. A template
+    with a model and data of its own needs nothing of these.
     """
     for name in reversed(templates):
-        own = [command for command in _SETUP.findall(template_text(name)) if command.split()[:3] != [*_RUN, name]]
-        if commands := own or setup_commands(template_parents(name)):
+        text = template_text(name)
+        commands = [command for command in _SETUP.findall(text) if command.split()[:3] != [*_RUN, name]]
+        if commands or set(_COMPLETE.findall(text)) == {"model", "data"}:
+            return commands
+        if commands := setup_commands(template_parents(name)):
             return commands
     return []
 
 
 _RUN = ("dagrl", "run")
+_COMPLETE = re.compile(r"^(model|data):", re.MULTILINE)
 _SETUP = re.compile(r"^# {5}((?:pip|hf|dagrl data|dagrl run) .*)$", re.MULTILINE)

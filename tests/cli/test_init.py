@@ -56,6 +56,13 @@ def test_the_readme_names_the_run_that_a_template_starts_from(tmp_path: Path, te
     assert f"    dagrl run {start}\n" in before and f"dagrl run {template}" not in before
 
 
+@pytest.mark.parametrize("template", ["tiny_grpo", "tiny_sft", "tiny_dapo", "tiny_hints"])
+def test_the_readme_of_a_template_with_its_own_model_and_data_fetches_nothing(tmp_path: Path, template: str) -> None:
+    assert main(["init", str(tmp_path / "mine"), "--template", template]) == 0
+    readme = (tmp_path / "mine/README.md").read_text()
+    assert "hf download" not in readme and "dagrl data" not in readme
+
+
 def test_the_pages_that_a_project_names_are_there(tmp_path: Path) -> None:
     assert main(["init", str(tmp_path / "mine"), "--template", "gspo"]) == 0
     texts = [path.read_text() for path in (tmp_path / "mine").iterdir()]
