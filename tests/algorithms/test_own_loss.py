@@ -93,7 +93,7 @@ def test_a_token_that_does_not_count_cannot_spoil_the_loss():
             r"returned a tensor \[\] for 4 tokens; return the loss of each token, neither summed nor averaged",
         ),
         (lambda batch: batch["logprob"].detach(), r"a loss without gradient; let it depend on tokens\['logprob'\]"),
-        (lambda batch: (-batch["logprob"], 3), "returned no tensor of 4 bools as what was clipped"),
+        (lambda batch: (-batch["logprob"], 3), "returned no tensor of 4 bools as the clipped tokens"),
         (lambda batch: batch["value"], r"reads no 'value'; add it to the `reads`.*test_own_loss.py:\d+\)"),
         (lambda batch: 1 / 0, r"raised ZeroDivisionError: division by zero \(.*test_own_loss.py:\d+\)"),
     ],

@@ -56,7 +56,7 @@ def test_plans_published_models_in_place_of_folders_of_another_machine(
     assert main(["plan", file, *overrides, "--gpu", "H200"]) == 0
     captured = capsys.readouterr()
     assert "a step: " in captured.out
-    told = [line for line in captured.err.splitlines() if "does not exist, so the plan is that of" in line]
+    told = [line for line in captured.err.splitlines() if "does not exist, so the plan uses" in line]
     assert [line.rpartition(" ")[2] for line in told] == names
 
 

@@ -72,7 +72,7 @@ def test_settings_have_the_lines_of_their_words(tmp_path):
         ("run 1\nif [ -f x ]; then B=2; fi\n", 2, "depends on the machine"),
         ("case $UNSET in a) B=1 ;; esac\n", 1, "--set UNSET=VALUE"),
         ("if nvidia-smi | grep -q H100; then\n  B=2\nelse\n  B=4\nfi\n", 1, "programs are taken to succeed"),
-        ("\nsource no.sh\n", 2, "not here"),
+        ("\nsource no.sh\n", 2, "does not exist here"),
         ("N=1\nrun $((UNSET * N))\n", 2, "--set UNSET=VALUE"),
         ("if [ -z $UNSET ]; then echo usage; fi\nif [ -n x ]; then B=2; fi\n", None, ""),
     ],

@@ -47,11 +47,11 @@ def test_the_server_is_set_to_return_routes(project):
 @pytest.mark.parametrize(
     ("overrides", "fragments"),
     [
-        ([SGLANG, REPLAY], ["is about experts, and the model has none"]),
+        ([SGLANG, REPLAY], ["is an option for experts, but the model has no experts"]),
         ([MIXTURE, REPLAY], ["`generator`, a hf engine, does not tell where it routes tokens; sample with another"]),
         (
             [MIXTURE, SGLANG, "engines.reference.router_replay=true"],
-            ["its model is that of `actor`", "set it there too"],
+            ["it has the model of `actor`", "set it there too"],
         ),
         ([*RIGHT, f"engines.generator.server.{FLAG}=false"], ["`actor` routes tokens as they were routed here"]),
         ([*RIGHT, "engines.generator.extra={server: {enable_hierarchical_cache: true}}"], ["host's cache loses"]),

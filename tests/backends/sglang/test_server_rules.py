@@ -72,7 +72,7 @@ WRONG = [
     ("enable_memory_saver: true", "refused-key", "`sleep`"),
     ("tp_size: 3", "takes 3 GPUs, which do not divide the 4 of group `rollout`", ""),
     ("context_length: 23", "24 (data.max_prompt_tokens + nodes.rollout", ""),
-    ("enable_return_routed_experts: true", "the model has none", ""),
+    ("enable_return_routed_experts: true", "the model has no experts", ""),
     ("enable_dp_attention: true", "set dp_size above 1", ""),
 ]
 
@@ -106,8 +106,8 @@ def test_extra_fields_are_passed_on_with_one_warning(with_server):
     ("line", "place", "fragment"),
     [
         ("server: {tp_size: 2, pp_size: 4}", "server.pp_size", "takes 8 GPUs, which do not divide the 4"),
-        ("server: {tp_size: 4, ep_size: 3}", "server.ep_size", "taken out of tp_size = 4"),
-        ("server: {tp_size: 4, dcp_size: 3}", "server.dcp_size", "taken out of tp_size = 4"),
+        ("server: {tp_size: 4, ep_size: 3}", "server.ep_size", "a subdivision of tp_size = 4"),
+        ("server: {tp_size: 4, dcp_size: 3}", "server.dcp_size", "a subdivision of tp_size = 4"),
         (
             "server: {tp_size: 4, dp_size: 2, enable_dp_attention: true, attn_cp_size: 4}",
             "server.attn_cp_size",
@@ -166,7 +166,7 @@ def test_layers_without_experts_that_sglang_would_take_for_others(project, with_
     path = with_server("#", "gpus_per_node: 4", ("model_type: qwen3", f"{MIXTURE}, mlp_only_layers: [1]"))
     (problem,) = project.problems(path)
     assert problem.place == "engines.generator.backend"
-    assert "some layers of this one have none" in problem.message
+    assert "some layers of this model have none" in problem.message
     check_file(with_server("#", "gpus_per_node: 4", ("model_type: qwen3", MIXTURE)))
 
 
