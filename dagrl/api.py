@@ -37,7 +37,7 @@ class RunResult:
     """One dict for each line of metrics.jsonl, with ``step``."""
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Steps that have a metric, and its values. KeyError if no step has it."""
+        """Steps with a metric, and its values. KeyError if no step has it."""
         values = [(int(line["step"]), line[name]) for line in self.metrics if name in line]
         if not values:
             raise KeyError(name)

@@ -12,13 +12,13 @@ import httpx
 MOST_BYTES = 16 << 20
 """Bytes of an answer."""
 CONNECTING = 4
-"""Connections that a client opens at a time. A server's system queues those that the server has not accepted, 5 in
-Python's own servers, and ignores others, which are tried again after one second, three, seven and so on: 400 to such a
+"""Connections that a client opens at a time. A server's system queues connections that the server has not accepted, 5
+in Python's own servers, and ignores others, which are retried after one second, three, seven and so on: 400 to such a
 server take 4.5 s, all at once 55 s."""
 
 
 class AnswerError(httpx.HTTPError):
-    """A service answers in a way that is not accepted; the message begins with what it does."""
+    """The answer of a service is not accepted; the message begins with the reason."""
 
 
 class BoundedClient(httpx.AsyncClient):
@@ -31,7 +31,7 @@ class BoundedClient(httpx.AsyncClient):
     """
 
     def __init__(self, total_s: float, **options: Any) -> None:
-        """A request takes at most `total_s`, but for a GET, whose answer may be a stream of events."""
+        """A request takes at most `total_s`, except a GET, whose answer may be a stream of events."""
         super().__init__(
             headers={"Accept-Encoding": "identity"},
             event_hooks={"response": [_bound, _check_redirect]},

@@ -28,7 +28,7 @@ class LogEnds:
         self._mark = self._removed = 0
 
     def cut(self) -> None:
-        """Keep the ends of the file if it has grown too long; what is printed meanwhile may be lost."""
+        """Keep the ends of the file if it has grown too long; concurrent output may be lost."""
         with suppress(OSError):  # it is gone
             if self._path.stat().st_size <= _MOST_BYTES:
                 return
@@ -39,7 +39,7 @@ class LogEnds:
                 self._removed += size - END_BYTES - self._mark - len(last)
                 mark = _MARK % self._removed
                 self._mark = len(mark)
-                # Over what is removed, so that it needs no room on a full disk.
+                # Written over the removed part, so that it needs no space on a full disk.
                 os.pwrite(file, mark + last, END_BYTES)
                 os.ftruncate(file, END_BYTES + len(mark) + len(last))
             finally:

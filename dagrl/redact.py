@@ -152,7 +152,7 @@ def _cleaned(value: object, *, secret: bool) -> object:
 
 
 def _cleaned_items(items: Sequence[Any], *, secret: bool) -> Iterator[Any]:
-    """Clean the items of a list; what follows an option of a command belongs to it, as does the value of a pair."""
+    """Clean the items of a list; the item after an option of a command belongs to it, as does the value of a pair."""
     option = ""
     for item in items:
         login = option in _LOGINS and isinstance(item, str) and ":" in item

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = _PACKAGE / "_resources"
-"""Where a wheel has them: `pyproject.toml` maps the repository's folders there."""
+"""Folder of a wheel, to which `pyproject.toml` maps the repository's folders."""
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096
 """Bytes that Linux takes, of a path with its closing NUL."""
 

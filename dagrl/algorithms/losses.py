@@ -195,8 +195,8 @@ def without_policy(tokens: PolicyTokens) -> PolicyLoss:
 def dro(tokens: PolicyTokens, *, tau: float) -> PolicyLoss:
     """Direct reward optimization: -A logprob + tau / 2 (log r)**2.
 
-    Its optimum has A = tau log r, for samples of any policy (verl's ``dro`` with ``dro_beta``; ROLL's ``kimi15``). As
-    `opmd_kimi`, with the squares of tokens in place of those of responses.
+    Its optimum has A = tau log r, for samples of any policy (verl's ``dro`` with ``dro_beta``; ROLL's ``kimi15``). Like
+    `opmd_kimi`, with squares of tokens in place of squares of responses.
     """
     log_ratio = tokens.log_ratio
     loss = -tokens.advantage * tokens.logprob + tau / 2 * log_ratio.square()

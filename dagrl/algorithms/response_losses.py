@@ -1,4 +1,4 @@
-"""Policy losses that reduce over whole responses; conventions are those of `losses`.
+"""Policy losses that reduce over whole responses; conventions are as in `losses`.
 
 The responses in `rows` must be complete; inactive tokens do not count.
 """
@@ -25,7 +25,7 @@ def gspo(tokens: PolicyTokens, *, rows: RowReducer, clip_low: float, clip_high: 
 
     arXiv 2507.18071, in the form of eq. 13 and 14, GSPO-token: max(-s A, -clip(s, 1 - clip_low, 1 + clip_high) A),
     where each token has the value of s and the gradient of its own log-prob. If the tokens of a response share one
-    advantage and are averaged (``seq-mean-token-mean``), value and gradient are those of eq. 5. The paper's bounds are
+    advantage and are averaged (``seq-mean-token-mean``), value and gradient are as in eq. 5. The paper's bounds are
     about 1e-4, because the geometric mean over a response changes little. s is at most e**10, and tokens beyond it have
     no gradient, as in verl: otherwise the loss is unbounded where A < 0.
     """
@@ -39,8 +39,8 @@ def gmpo(tokens: PolicyTokens, *, rows: RowReducer, clip_low: float, clip_high: 
 
     arXiv 2507.20673: like GSPO's ratio, but each token is clipped before the mean, only in the direction of the
     advantage, to between exp(-clip_low) and exp(clip_high); the paper uses 0.4 for both. If the tokens of a response
-    are averaged (``seq-mean-token-mean``) and share one advantage, value and gradient are those of the mean: each token
-    has its value, and the gradient of its own log-prob unless it is clipped.
+    are averaged (``seq-mean-token-mean``) and share one advantage, value and gradient are the mean's: each token has
+    its value, and the gradient of its own log-prob unless it is clipped.
 
     Arguments are as in `gspo`, except that the bounds apply to the log of a token's ratio.
     """

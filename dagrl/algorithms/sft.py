@@ -105,7 +105,7 @@ class _WithImitation(ABC):
         return share
 
     def _parts(self, tokens: ResponseTokens) -> tuple[ResponseTokens, ResponseTokens]:
-        """The tokens with the weights of the policy's loss, and with those of the imitation."""
+        """The tokens with the weights of the policy's loss, and with the weights of the imitation."""
         is_imitated = self.is_imitated(tokens)
         nothing = torch.zeros_like(tokens.weight)
         *totals, others = tokens.totals

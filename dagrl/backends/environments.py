@@ -12,7 +12,7 @@ from dagrl.backends.backend import Backend
 from dagrl.backends.tested import version_of
 
 _SAME = ("ray", "dagrl")
-"""Distributions whose versions must be those of the driver: workers and driver exchange their objects."""
+"""Distributions that must have the driver's versions, because workers and driver exchange their objects."""
 
 
 def python_in(environment: Path) -> Path:

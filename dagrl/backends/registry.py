@@ -1,4 +1,4 @@
-"""Finds the descriptors of backends: those in this package and those of other packages' entry points."""
+"""Finds the descriptors of backends in this package and in other packages' entry points."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def plan(
     gpus_per_node: _GpusPerNode = None,
     top: _Top = None,
 ) -> int:
-    """Estimate what each engine of a pipeline needs, and whether it fits, without a GPU, the data or the weights.
+    """Estimate the memory of each engine of a pipeline, and whether it fits, without a GPU, the data or the weights.
 
     Exits 3 where it does not fit, and prints which engine, how many GiB over, and the nearest change that fits.
 

@@ -1,4 +1,4 @@
-"""The columns that travel between nodes: what each holds, and how its values are laid out.
+"""The columns that travel between nodes: their contents and layouts.
 
 A batch is a table with one row for each sample. A ``SAMPLE`` column holds one value a row; ``PROMPT`` and ``RESPONSE``
 columns are ragged, with one value for each prompt or response token of the row; ``TEXT`` holds a string a row,

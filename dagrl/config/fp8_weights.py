@@ -42,7 +42,7 @@ class Fp8Weights:
     """Modules that keep the trainer's format: whole names, or any part of a name between dots."""
 
     def choose(self, tensors: NamedShapes) -> frozenset[str]:
-        """Return the names of those of a model's `tensors` that are quantised.
+        """Return the names of the quantised tensors among a model's `tensors`.
 
         Modules that engines fuse are quantised together or not at all.
         """

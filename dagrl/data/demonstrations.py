@@ -85,7 +85,7 @@ def written_reply(
 def prompt_before(values: Sequence[object]) -> list[Message]:
     """The chat before the response; empty if responses are plain text. Raises ValueError if the chats differ.
 
-    `values` are those of a row's response columns.
+    `values` are the values of a row's response columns.
     """
     if any(map(no_chat, values)):
         raise ValueError("a response is neither text nor a list of messages")

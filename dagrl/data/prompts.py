@@ -1,4 +1,4 @@
-"""Prompts of a source by their rows, without those that are too long.
+"""Prompts of a source by their rows, without ones that are too long.
 
 `dagrl.data.prompt_table` reads the file, and `dagrl.data.order` chooses the rows of a step.
 """

@@ -122,7 +122,7 @@ def _unmet(package: str) -> Iterator[tuple[bool, str]]:
 
 
 def _packages() -> Iterator[Finding]:
-    """Compare the installed versions with those that dagrl requires."""
+    """Compare the installed versions with dagrl's requirements."""
     try:
         required = _requirements("dagrl")
     except metadata.PackageNotFoundError:

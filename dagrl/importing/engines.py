@@ -68,7 +68,7 @@ def generator_of(t: Translation, key: str) -> None:
     if name in ("vllm", "sglang"):
         t.copy(key, "engines.generator.backend")
     else:
-        t.refuse("generators are SGLang, vLLM and, for small models, transformers; sglang stands in", key)
+        t.refuse("generators are SGLang, vLLM and, for small models, transformers; sglang is used instead", key)
 
 
 def _tested_fields(backend: str, section: str) -> type[LibraryFields]:

@@ -61,7 +61,7 @@ def write_files(
     if len(paths) < 2 or any(isinstance(path, Unresolved) for path in paths):
         t.write(place, paths[0] if paths else None, key, note=note)
         if len(paths) > 1:
-            t.note(key, place, f"some of the {len(paths)} files are not known; the first one stands in")
+            t.note(key, place, f"some of the {len(paths)} files are not known; the first one is used instead")
     else:
         t.write(place, paths, key, note=note)
     for column in named:

@@ -66,7 +66,7 @@ _MATTERS = re.compile(r"(?:^|[\s;&|(])[A-Za-z_]\w*\+?=|\b(?:source|eval)\b|\bmai
 _ASKS = re.compile(r"\s-[defrsx]\s|\s*(?:if|elif|while|until)\s+!?\s*(?!\[|\(\(|test\b|true\b|false\b|!)")
 """In a condition: whether a file exists, or a program succeeds."""
 _NO_CALL = re.compile(rf"{_NAME}\+?=|(?:eval|echo|printf|local|export|declare|readonly)\s")
-"""Statements inside ``eval`` have traces of their own."""
+"""Statements inside ``eval`` are traced separately."""
 _NO_MEMORY = "cannot allocate"
 _OUTPUT = re.compile(r"\$\([^()]*\)")
 

@@ -28,7 +28,7 @@ def with_older_keys(config: HfConfig, other_names: Mapping[str, str], source: Hf
         nested = source.get(_TEXT)
         whole[_TEXT] = with_older_keys(text, {}, nested if isinstance(nested, Mapping) else {})
     if isinstance(tower := config.get(_TOWER), Mapping) and "num_position_embeddings" in tower:
-        # Where the tower of Qwen3-VL adds to layers. That of Qwen3.5 does nowhere, which SGLang must be told.
+        # Layers to which the tower of Qwen3-VL adds. Qwen3.5's tower adds to none, which SGLang must know.
         whole[_TOWER] = {"deepstack_visual_indexes": [], **tower}
     return {**{name: value for name, value in source.items() if name not in _OWN}, **whole}
 

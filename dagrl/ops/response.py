@@ -195,7 +195,7 @@ def columns_of(responses: Sequence[Response], *, by_token: bool = False) -> dict
 
 
 def turn_columns_of(responses: Sequence[Response], *, rewarded: bool) -> dict[str, Column]:
-    """Columns that only a multi-turn rollout writes; `rewarded` adds those of turn rewards."""
+    """Columns that only a multi-turn rollout writes; `rewarded` adds the columns of turn rewards."""
     columns = {
         "turns": Column(np.array([len(response.turns) for response in responses], dtype=np.int64)),
         "token_turn": Column.ragged([response.token_turns() for response in responses], "int16"),

@@ -98,7 +98,7 @@ class TaskWork:
     outputs: dict[str, str]
     """The op's name of a column -> the pipeline's name."""
     is_output_rank: bool = True
-    """Whether this rank returns results. Of the ranks with the same rows, one does."""
+    """Whether this rank returns results. One of the ranks with the same rows does."""
     sampled_by: str | None
     """The rollout node whose responses the op processes."""
     metric_prefix: str

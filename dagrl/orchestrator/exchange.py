@@ -112,7 +112,7 @@ class Explorer(Exchange):
         self.part = part
         self.name = str(part.share)
         self._held: dict[str, PublishedWeights | None] = {}
-        """Executor -> its weights; None for those that it started with."""
+        """Executor -> its weights; None for its start weights."""
         self._open: set[int] = set()
         """Steps that have begun, and whose batches were not published."""
 

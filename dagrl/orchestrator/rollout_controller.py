@@ -4,7 +4,7 @@ load balancer --groups--> servers --blocks--> batch index --> complete shards
                              ^                     |
                              +------- abort -------+  if more prompts were started than the step needs
 
-If a server is lost, the others are stopped too, and a further attempt samples what is missing.
+If a server is lost, the others are stopped too, and a further attempt samples the missing groups.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dagrl.workers.worker import Worker
 
 @dataclass(frozen=True, slots=True)
 class RolloutReports:
-    """Where a rollout reports its progress."""
+    """Receivers of a rollout's progress."""
 
     batch: BatchIndex
     record: StepRecord

@@ -60,7 +60,7 @@ class ScoredTokens:
 
     @classmethod
     def none(cls, top_k: int) -> ScoredTokens:
-        """Those of a response without tokens."""
+        """Log-probs of a response without tokens."""
         nothing = np.zeros((0, top_k), dtype=np.float32)
         return cls(np.zeros(0, dtype=np.float32), None, nothing.astype(np.int32), nothing)
 
@@ -144,7 +144,7 @@ class Endpoint:
         if not isinstance(numbers, list) or not numbers:
             self._refuse("no log-probs of the prompt (`echo`); serve the teacher with SGLang or vLLM")
         if len(numbers) - len(tokens) not in (0, 1):
-            self._refuse(f"{len(numbers)} log-probs, and was asked for those of {len(tokens)} tokens")
+            self._refuse(f"{len(numbers)} log-probs, instead of the log-probs of {len(tokens)} tokens")
         if (isinstance(ids, list) and ids != tokens) or (isinstance(texts, list) and len(texts) != len(numbers)):
             self._refuse("log-probs of other tokens than it was asked for; is its tokenizer the policy's?")
         mine = numbers[begin : len(tokens)]

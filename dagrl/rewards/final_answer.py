@@ -107,7 +107,7 @@ def _stated(response: str) -> str | None:
 
 
 def final_answer(response: str, *, strict: bool = False) -> str | None:
-    r"""The final answer in a normal form, equal for equal answers as far as notation is concerned.
+    r"""The final answer in a normal form, which does not depend on notation.
 
     It is the marked part, else the last number; None without either. Spacing, ``$``, ``\text{}``, a name (``x = 5``),
     a unit, commas in numbers, trailing zeros, braces and what `in_latex` normalises make no difference; ``1/2`` and

@@ -1,6 +1,6 @@
 """Equality of formulas in LaTeX: by their values where these decide, otherwise by math-verify.
 
-math-verify takes a difference of two exact numbers for zero if it is below 2^-54, whatever their size.
+math-verify treats a difference of two exact numbers as zero if it is below 2^-54, for numbers of any size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TIMES = re.compile(
 _EQUALS = re.compile(r"(?<![\\<>!])=")
 
 _FEW_DIGITS, _MANY_DIGITS = 30, 400
-"""Digits that tell most values apart, and those to which equal ones agree."""
+"""Digits that distinguish most values, and digits to which equal values agree."""
 _MARGIN = 10
 _POINTS = ((1, 1), (-1, 1), (Fraction(1, 7), Fraction(2, 7)), (53, 1), (-61, 37), (10007, 1), (-10009, 1013))
 """Sizes of the variables at even and at odd places where formulas are evaluated: far enough apart to tell an absolute
@@ -188,7 +188,7 @@ def _real_root(power: Expr) -> Expr:
 def _agree(
     reference: Expr, said: Expr, at: dict[object, Rational], *, digits: int = _FEW_DIGITS, rounded: bool = False
 ) -> bool | None:
-    """Whether two values are equal to so many digits, or when rounded; None if one of them is no finite number."""
+    """Whether two values are equal to this number of digits, or when rounded; None if one of them is not finite."""
     from sympy import Abs, Float, Max, Min
 
     ours, theirs = _value(reference, at, digits), _value(said, at, digits)

@@ -63,7 +63,7 @@ def _chosen(items: list[str]) -> str:
 
 
 def _argument(items: list[str], closed: list[int]) -> str:
-    """Take the next argument off the items; empty at the end of a group."""
+    """Remove the next argument from the items; empty at the end of a group."""
     _skip_spaces(items)
     if not items or not (items[-1].isalnum() or len(items[-1]) > 1) or (closed and closed[-1] == len(items) - 1):
         return ""
@@ -81,7 +81,7 @@ def _skip_spaces(items: list[str]) -> None:
 
 
 def _degree(items: list[str], closed: list[int]) -> str:
-    """Take the degree of a root, in square brackets, off the items."""
+    """Remove the degree of a root, in square brackets, from the items."""
     _skip_spaces(items)
     if not items or items[-1] != "[" or "]" not in items[closed[-1] if closed else 0 :]:
         return ""
@@ -125,7 +125,7 @@ _PERCENT = re.compile(r"(?:\\?%|\\text\{ *percent *\}|percent)\Z")
 
 
 def in_latex(answer: str) -> str:
-    """The answer in LaTeX, as far as the conversion is known; takes linear time."""
+    """The answer in LaTeX, with known notations converted; takes linear time."""
     answer = answer.replace(r"\varnothing", r"\emptyset")
     answer = _THOUSANDS.sub("", with_braces(answer if answer.isascii() else _from_unicode(answer)))
     answer = _FACTORIAL.sub(r"(\g<factorial>)", _UPRIGHT.sub(_letter, _SLANTED.sub(r"\\\g<kind> ", answer)))

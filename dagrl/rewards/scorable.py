@@ -1,4 +1,4 @@
-"""Which of dagrl's rewards can score a reference answer: those that give a correct response a reward above 0."""
+"""Finds the reward of dagrl that can score a reference answer: it gives a correct response a reward above 0."""
 
 from __future__ import annotations
 

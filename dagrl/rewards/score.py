@@ -202,7 +202,7 @@ class _Ledger:
 
 
 class _UnusableError(ValueError):
-    """A function has returned no reward; the message says what it returned."""
+    """A function returned no reward; the message shows its result."""
 
 
 @contextmanager

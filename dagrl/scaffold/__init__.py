@@ -17,7 +17,7 @@ _PIPELINE = "pipeline.yaml"
 _REWARD_FILES = ("rewards.py", "test_rewards.py")
 _OTHERS = {"README.md": "README.md", ".gitignore": "gitignore"}
 _REPLACED = ("exact", "math")
-"""Built-in rewards that the project's own one stands in for."""
+"""Built-in rewards that the project's own reward replaces."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,7 @@ class Scheduler:
                 heappush(queue, (rank, younger, on_host, place, item))
 
     def _runs(self, step: int, state: TaskState, without_room: list[OnEngine]) -> Iterator[Command]:
-        """Commands for a task. Those that only wait for memory go to `without_room`."""
+        """Commands for a task. Commands that only wait for memory go to `without_room`."""
         progress = state.progress(step)
         while progress.ready:
             command = self._due(step, state)

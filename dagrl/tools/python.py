@@ -10,7 +10,7 @@ from dagrl.rewards.sandbox import Outcome, run
 def python(code: str, *, timeout_s: float = 10.0, memory_mib: int = 1024) -> str:
     """Run a Python program and return its output.
 
-    Each program starts in a new process, without network, in an empty folder. Only what it prints is returned.
+    Each program starts in a new process, without network, in an empty folder. Only its printed output is returned.
     """
     try:
         result = run(code, timeout_s=timeout_s, memory_mib=memory_mib)

@@ -1,6 +1,6 @@
 """Trackers of a run: console, metrics.jsonl, TensorBoard, wandb, MLflow, SwanLab and the timeline.
 
-`open_trackers` opens those that a pipeline names; the orchestrator calls all of them through `Trackers`.
+`open_trackers` opens the trackers of a pipeline; the orchestrator calls all of them through `Trackers`.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def read_samples(path: Path, limit: int) -> SampleTable | None:
     for row in rows:
         by_set.setdefault(row[0], []).append(row)
     counts: dict[str, int] = {}
-    # Smallest sets first, so that others can use what they leave.
+    # Smallest sets first, so that others can use the rest.
     for left, name in zip(range(len(by_set), 0, -1), sorted(by_set, key=lambda name: len(by_set[name])), strict=True):
         counts[name] = min(len(by_set[name]), (limit - sum(counts.values())) // left)
     chosen = [row for name, of_set in by_set.items() for row in _spread(of_set, counts[name])]

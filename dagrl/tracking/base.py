@@ -1,4 +1,4 @@
-"""The tracker protocol, and helpers to write files and to truncate those of a resumed run."""
+"""The tracker protocol, and helpers to write files and to truncate files of a resumed run."""
 
 from __future__ import annotations
 

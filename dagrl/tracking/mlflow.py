@@ -118,7 +118,7 @@ class Mlflow:
         return experiment.experiment_id
 
     def _resume(self, run_id: str) -> bool:
-        """Resume a run; False if the server does not have it, or it was deleted."""
+        """Resume a run; False if the server lacks it, or it was deleted."""
         assert self._client is not None
         with _unless("RESOURCE_DOES_NOT_EXIST"):
             run = self._client.get_run(run_id)

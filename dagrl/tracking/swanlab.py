@@ -27,7 +27,7 @@ class SwanLab:
     """
 
     def __init__(self, name: str, note: Callable[[str], None], spec: TrackerSpec) -> None:
-        """`name` of the run; `note` prints a message. What `spec` leaves open is set by SwanLab's variables."""
+        """`name` of the run; `note` prints a message. SwanLab's variables set options that `spec` omits."""
         self._name, self._note, self._spec = name, note, spec
         self._run: swanlab.Run | None = None
 

@@ -32,7 +32,7 @@ class Wandb:
     """
 
     def __init__(self, name: str, note: Callable[[str], None], spec: TrackerSpec) -> None:
-        """`name` of the run; `note` prints a message. What `spec` leaves open is set by wandb's variables."""
+        """`name` of the run; `note` prints a message. wandb's variables set options that `spec` omits."""
         self._name, self._note, self._spec = name, note, spec
         self._run: wandb.Run | None = None
 

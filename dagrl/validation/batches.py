@@ -63,7 +63,7 @@ class _Longest:
 
 
 def _longest_of(pipeline: Pipeline, name: str, node: PackingNode, graph: Graph | None) -> list[_Longest]:
-    """The longest rows of a node; of each rollout, if the one that samples for it is unknown."""
+    """The longest rows of a node, or of each rollout if the node's rollout is unknown."""
     sampled_by = graph.sampled_by(name) if graph else None
     if sampled_by is None and graph is not None and pipeline.data.responses:
         source = "data.max_prompt_tokens + data.max_response_tokens"

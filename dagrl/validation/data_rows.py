@@ -25,7 +25,7 @@ SCANNED_ROWS = 20_000
 SCANNED_BYTES = 16 << 20
 """Size of the rows in Arrow's memory. Reading up to both bounds takes 0.1 s."""
 _DECODED_ROWS = 32
-"""Rows whose images are decoded; of others only the headers are read."""
+"""Number of rows whose images are decoded; for others only the headers are read."""
 
 
 class Flaw(NamedTuple):

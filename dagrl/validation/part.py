@@ -120,7 +120,7 @@ def _check(pipeline: Pipeline, part: Part) -> None:
 
 
 def _used(whole: Pipeline, graph: Graph) -> set[str]:
-    """The engines of a part, and those on whose ranks they are."""
+    """The engines of a part, and the engines whose ranks they use."""
     used = {engine for node in graph.nodes.values() if (engine := getattr(node.spec, "engine", None))}
     return used | {home for engine in used if (home := whole.engines[engine].frozen_copy_of)}
 

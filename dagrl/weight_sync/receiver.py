@@ -201,7 +201,7 @@ class WeightReceiver:
 
 
 class _Passes:
-    """Loads the buckets of one sync, compares those of a second pass, and keeps the first error."""
+    """Loads the buckets of one sync, compares the buckets of a second pass, and keeps the first error."""
 
     def __init__(self, loader: Loader, manifest: Manifest, passes: int) -> None:
         self.manifest = manifest
@@ -209,7 +209,7 @@ class _Passes:
         self.error: str | None = None
         """The first failure; later buckets are ignored."""
         self.used: str | None = None
-        """Bit mask of the tensors that the model uses, in hexadecimal; None if the sender has it from before."""
+        """Bit mask of the tensors that the model uses, in hexadecimal; None if the sender already has it."""
         self._loader, self._received = loader, 0
         self._is_new = not loader.knows(manifest)
         loader.begin(manifest)

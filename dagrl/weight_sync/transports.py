@@ -182,7 +182,7 @@ class IpcTransport(Transport):
         self._clients = Clients(listener, receivers, session) if receivers else None
         staging.open()
         self._sent = self._acknowledged = 0
-        """Buckets that were announced, and those that all receivers have read."""
+        """Announced buckets, and buckets that all receivers have read."""
         self._last_sent = [0] * BUFFERS
         """Per buffer, the value of `_sent` after its last bucket."""
 

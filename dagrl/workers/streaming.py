@@ -26,7 +26,7 @@ class BackgroundIterator[Item]:
         return self._end is not None and self._end.failure is None
 
     def take(self, timeout_s: float, gather_s: float = 0.0) -> list[Item] | None:
-        """The next item and those that follow within `gather_s`; None after the last item.
+        """The next item and further ones within `gather_s`; None after the last item.
 
         Returns an empty list after `timeout_s`. Raises the iterator's exception once all items before it were taken.
         """

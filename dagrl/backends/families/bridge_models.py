@@ -18,7 +18,7 @@ _CLASS_NAME = re.compile(r"^(\w+) = \"(\w+)\"", re.MULTILINE)
 
 
 def is_installed() -> bool:
-    """Whether megatron-bridge can be imported, apart from what it imports itself."""
+    """Whether megatron-bridge is installed; its own dependencies are not checked."""
     return _folder() is not None
 
 

@@ -73,8 +73,8 @@ class HfEngine:
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingSpec) -> Iterator[Completion]:
         """Sample one response per request, yielded as they finish; at most `max_batch_size` are decoded at once.
 
-        Calls from several threads are serialized. Prompt, seed and weights determine the tokens, whatever the batch, up
-        to rounding. ValueError for an empty prompt, or one too long for ``max_new_tokens``.
+        Calls from several threads are serialized. Prompt, seed and weights determine the tokens, independent of the
+        batch, up to rounding. ValueError for an empty prompt, or one too long for ``max_new_tokens``.
         """
         self._weights.refuse_asleep()
         assert self.policy_version != NO_WEIGHTS, "generate before the first load_weights"

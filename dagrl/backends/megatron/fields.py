@@ -1,4 +1,4 @@
-"""Fields of Megatron-core's config classes that are tested with dagrl, and those that dagrl sets itself.
+"""Fields of Megatron-core's config classes that are tested with dagrl, and fields that dagrl sets itself.
 
 Checked against Megatron-core 0.19.2. Other fields go under ``extra:`` of an engine.
 """
@@ -84,8 +84,8 @@ class TransformerFields(LibraryFields):
     recompute_modules: list[_RecomputedModule] = UNSET
     """For ``selective``."""
     fp8: Literal["e4m3", "hybrid"] = UNSET
-    """Compute the products of linear layers in fp8: all in e4m3, or those with gradients in e5m2 (``hybrid``). Weights
-    stay in bfloat16. On GPUs only."""
+    """Compute the products of linear layers in fp8: all in e4m3, or products with gradients in e5m2 (``hybrid``).
+    Weights stay in bfloat16. On GPUs only."""
     fp8_recipe: Literal["blockwise", "tensorwise", "delayed"] = UNSET
     """Scales for each block, for each tensor, or for each tensor from earlier steps. Default: blockwise."""
     moe_router_load_balancing_type: _BalancingLoss | list[_BalancingLoss] = UNSET

@@ -46,7 +46,7 @@ class PlannedBatch:
 
 
 class EngineCosts:
-    """Seconds of one engine. The defaults are those of a backend whose ranks hold whole models."""
+    """Seconds of one engine. The defaults describe a backend whose ranks hold whole models."""
 
     def __init__(self, engine: PlannedEngine[EngineSpec]) -> None:
         self.engine = engine
@@ -160,7 +160,7 @@ class EngineCosts:
         return server_wake_seconds(self.weight_bytes if first else 0.0, self.backed_up_bytes, self.device)
 
     def save(self, *, background: bool) -> float:
-        """Return the seconds of a checkpoint: of its copy to the host, if a `background` process writes it."""
+        """Return the seconds of a checkpoint, or only of its copy to the host if a `background` process writes it."""
         nbytes = self.weight_bytes + self.state_bytes
         if background:
             return _SAVE_S + nbytes / self.device.to_host

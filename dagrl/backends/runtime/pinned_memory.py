@@ -32,7 +32,7 @@ def add_pinned(blocks: list[torch.Tensor], count: int, nbytes: int) -> None:
     """Append `count` zeroed blocks, uint8 [nbytes], pinned for this process's GPU.
 
     The caller must `unpin` them before dropping them. Raises OSError if the memory is not available; `blocks` then has
-    those that were allocated.
+    the allocated ones.
     """
     if count == 0:
         return
@@ -121,7 +121,7 @@ def _copy_in_pieces(copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tens
 
 
 def _part(block: torch.Tensor, start: int, nbytes: int) -> torch.Tensor:
-    """Bytes of a block with a storage of their own: `torch.save` writes the whole storage of a view."""
+    """Bytes of a block with a separate storage, because `torch.save` writes the whole storage of a view."""
     if nbytes == 0:
         return block.new_empty(0)
     return torch.frombuffer(block.numpy(), dtype=torch.uint8, count=nbytes, offset=start)

@@ -52,7 +52,7 @@ class ServerRules[Spec: ServerSpec]:
             yield by_key[section], what, [("data", "max_prompt_tokens"), section]
 
     def check_room(self, field: str, room: int | None, wanted: int, sample: tuple[int, str, list[Place]]) -> None:
-        """Whether `field`, a number of tokens, has room for `wanted`: a sample with what a server adds."""
+        """Whether `field`, a number of tokens, has room for `wanted`: a sample with the server's additions."""
         longest, what, depends = sample
         if room is not None and room < wanted:
             message = f"{room} tokens cannot hold the longest sample, {longest} ({what})"

@@ -187,7 +187,7 @@ class RunningServer(ABC):
         # Zombies hold no memory, and zombies that are not children of this process may stay.
         while any(map(is_alive, psutil.wait_procs(processes, timeout=_POLL_S)[1])) and time.monotonic() < ends:
             pass
-        # Reap those that have become zombies since.
+        # Reap processes that have become zombies since.
         psutil.wait_procs(processes, timeout=0)
 
     async def _wind_up(self) -> None:

@@ -46,7 +46,7 @@ def server_arguments(
     *,
     positions: int,
 ) -> dict[str, object]:
-    """Keyword arguments of ServerArgs for one machine's share of a server, for a model with so many positions."""
+    """Keyword arguments of ServerArgs for one machine's share of a server, for a model with these `positions`."""
     on_gpus, sleeps, adapter = bool(share.gpus), share.sleeps, share.adapter
     own_weights = spec.weights_from is None or adapter is not None
     saves_memory = on_gpus and sleeps

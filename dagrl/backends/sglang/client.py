@@ -323,7 +323,7 @@ def capacity_of(states: Sequence[Mapping[str, Any]], *, context: int, vocabulary
 
 
 def _candidates(meta: Mapping[str, Any], name: str, dtype: type[np.generic]) -> np.ndarray:
-    """Ids, or log-probs, of the likeliest tokens: [tokens, candidates], without those of the first token."""
+    """Ids, or log-probs, of the likeliest tokens: [tokens, candidates], without the first token's."""
     import pybase64
 
     raw = pybase64.b64decode(meta[f"input_top_logprobs_{name}_flat_b64"])

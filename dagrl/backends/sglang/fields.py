@@ -1,4 +1,4 @@
-"""Fields of SGLang's ServerArgs that are tested with dagrl, and those that dagrl sets itself.
+"""Fields of SGLang's ServerArgs that are tested with dagrl, and fields that dagrl sets itself.
 
 Checked against SGLang 0.5.17. Other fields go under ``extra:`` of an engine.
 """

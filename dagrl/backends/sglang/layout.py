@@ -13,7 +13,7 @@ CPU_CACHE_TOKENS = 16384
 
 KEPT_BACK = 8
 """Tokens at the end of a context and of a cache that SGLang does not use: it rejects a request that begins within six
-of the end, as a resumed response may, and ends those that come within two."""
+of the end, as a resumed response may, and ends requests that come within two."""
 
 FUSED = "fused"
 """dagrl's `sampling_backend`. ServerArgs lacks it, and would replace it on a CPU."""
@@ -27,7 +27,7 @@ LARGEST_GRAPH = 512
 half its speed."""
 
 FP8_PAGE = 64
-"""Default ``page_size`` of a cache in fp8: FlashAttention 3 reads single tokens of it no faster than those of one in
+"""Default ``page_size`` of a cache in fp8: FlashAttention 3 reads single tokens of it no faster than of a cache in
 bfloat16, and such pages in 0.8 of the time."""
 
 

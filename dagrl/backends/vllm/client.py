@@ -165,7 +165,7 @@ class Client:
             self.heard, last = time.time(), output
         if last is None or last.prompt_logprobs is None or last.outputs[0].finish_reason == "abort":
             return None
-        # The first token has none; each other one has its own, and those of the likeliest.
+        # The first token has no log-prob; each other one has its own, and the likeliest tokens'.
         flat, columns = last.prompt_logprobs, top_k + 1
         ids = np.array(flat.token_ids, np.int64).reshape(-1, columns)[start - 1 :]
         values = np.array(flat.logprobs, np.float32).reshape(-1, columns)[start - 1 :]

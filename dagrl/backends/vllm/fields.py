@@ -1,4 +1,4 @@
-"""Fields of vLLM's AsyncEngineArgs that are tested with dagrl, and those that dagrl sets itself.
+"""Fields of vLLM's AsyncEngineArgs that are tested with dagrl, and fields that dagrl sets itself.
 
 Checked against vLLM 0.26.0. Other fields go under ``extra:`` of an engine.
 """
@@ -37,7 +37,7 @@ class VllmFields(LibraryFields):
     """Share of a GPU's memory for weights, activations, graphs and cache. Default: vLLM's, 0.8 for a server that
     sleeps."""
     kv_cache_memory_bytes: Annotated[int, Field(gt=0)] = UNSET
-    """Bytes of a GPU's cache. Default: what `gpu_memory_utilization` leaves."""
+    """Bytes of a GPU's cache. Default: the rest of `gpu_memory_utilization`."""
     tensor_parallel_size: PositiveInt = UNSET
     data_parallel_size: PositiveInt = UNSET
     """Copies of attention in a server of a mixture of experts, each on ``tensor_parallel_size`` GPUs."""

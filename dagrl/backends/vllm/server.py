@@ -111,7 +111,7 @@ def _children() -> list[psutil.Process]:
 
 @contextlib.contextmanager
 def _output_to(log: Path) -> Iterator[None]:
-    """Context in which this process and those that it starts write their output to a file."""
+    """Context in which this process and its children write their output to a file."""
     kept = [os.dup(standard) for standard in (1, 2)]
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:

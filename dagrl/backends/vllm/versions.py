@@ -1,4 +1,4 @@
-"""The tested versions of vLLM, and patches of vLLM: of these versions, and of 0.32.0, which is not one of them."""
+"""The tested versions of vLLM, and patches of these versions and of 0.32.0, which is not tested."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Fault:
     meant: Place | None = None
     """The key that a misspelt one most likely stands for."""
     chosen_by: Place | None = None
-    """The ``backend`` or ``op`` that makes this the wrong key, where other kinds of the section have it."""
+    """The ``backend`` or ``op`` that makes this the wrong key, if other kinds of the section have it."""
 
 
 def faults_of(error: ValidationError, tree: Tree) -> list[Fault]:
@@ -152,7 +152,7 @@ def _instead(place: Place, tree: Tree) -> str:
 
 
 def value_at(tree: Any, place: Place) -> Any:
-    """The value at a place; None if there is none."""
+    """The value at a place; None if the place does not exist."""
     for key in place:
         if isinstance(tree, list) and isinstance(key, int):
             tree = tree[key]

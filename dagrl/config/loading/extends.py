@@ -77,7 +77,7 @@ def forget_args(document: Document, node: Tree, place: Place, function: object) 
 
 
 def _add_layers(path: Path, children: dict[str, Path], layers: dict[str, Document], allowance: Allowance) -> None:
-    """Append a file after those that it extends, each real path once."""
+    """Append a file after the files that it extends, each real path once."""
     real = _real(path)
     if real in layers:
         return

@@ -52,8 +52,8 @@ def hub_model(text: str) -> HubModel | None:
 def locate(model: HubModel) -> tuple[Path, str]:
     """Return the folder of a model in the cache, and its name with the cached revision.
 
-    Fetches config and tokenizer if they are not there. Where the hub cannot be reached, the folder of a known model has
-    a config.json alone, which is enough for a plan. Raises HubError.
+    Fetches config and tokenizer if they are not cached. If the hub cannot be reached, the folder of a known model has
+    only a config.json, which is enough for a plan. Raises HubError.
     """
     try:
         folder = _fetch(model, _SMALL)

@@ -17,7 +17,7 @@ Column = Annotated[str, Field(min_length=1)]
 
 
 class SourceSpec(Section):
-    """Where prompts come from, and the columns that hold them."""
+    """The source of prompts, and its columns."""
 
     usual_split: ClassVar[str] = "train"
 
@@ -240,7 +240,7 @@ class DataSpec(Section):
 
     @property
     def train_prefixes(self) -> dict[str, str]:
-        """Source -> prefix of its metrics; none where there is a single source."""
+        """Source -> prefix of its metrics; empty for a single source."""
         return {name: f"train/{name}/" for name in self.sources} if len(self.sources) > 1 else {}
 
     @property

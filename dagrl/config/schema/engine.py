@@ -30,7 +30,7 @@ class WeightSyncSpec(Section):
     bucket_mib: Annotated[int, Field(ge=1, le=2**16)] = 256
     """Weights that travel together, in MiB; up to two buckets wait on each side."""
     checksum: bool = False
-    """Send everything once more and compare it with what the servers hold; the run ends where they differ."""
+    """Send all weights again and compare them with the servers'; the run ends if they differ."""
     pause: Literal["abort", "retract", "in_place"] = "abort"
     """Treatment of responses that are being generated. ``abort`` ends them as they are; ``retract`` computes their
     cache anew with the new weights; ``in_place`` goes on with the cache of the old ones."""

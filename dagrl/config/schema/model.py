@@ -49,7 +49,7 @@ class ModelSpec(Section):
 
 
 class GroupSpec(Section):
-    """A named set of GPUs, or of CPU slots where there is no GPU."""
+    """A named set of GPUs, or of CPU slots on machines without GPUs."""
 
     nodes: Annotated[int, Field(ge=1, le=2**14)] = 1
     """Machines in the group."""

@@ -23,7 +23,7 @@ class StageSpec(Section):
     until_metric: Annotated[dict[str, FiniteFloat], Field(min_length=1)] | None = None
     """Metric in metrics.jsonl -> value; the stage ends when a step has reached all of them."""
     move_over: _STEPS = 0
-    """Steps in which the weights move linearly from those of the stage before."""
+    """Steps in which the weights move linearly from the previous stage's."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> StageSpec:

@@ -52,7 +52,7 @@ class Pipeline(Section):
         return tuple(TrackerSpec(tracker=each) if isinstance(each, str) else each for each in self.track)
 
     def moving_average_of(self, engine: str) -> float | None:
-        """Rate of the moving average of an engine's weights; None if no copy of it is one."""
+        """Rate of the moving average of an engine's weights; None without such a copy."""
         rates = (spec.moving_average for spec in self.engines.values() if spec.frozen_copy_of == engine)
         return next((rate for rate in rates if rate is not None), None)
 
@@ -65,7 +65,7 @@ class Pipeline(Section):
         return ("engines", own, "model") if own else ("model",)
 
     def model_of(self, engine: str) -> ModelSpec:
-        """The model of an engine. Random weights have the pipeline's tokenizer where they name none."""
+        """The model of an engine. Random weights without a tokenizer use the pipeline's."""
         section = self.model_section(engine)
         own = self.engines[section[1]].model if len(section) > 1 else None
         if own is None:
@@ -112,7 +112,7 @@ class Pipeline(Section):
     def samplings(self, rollout: str, *, validated: bool = True) -> dict[Place, SamplingSpec]:
         """The sampling options of a rollout by their places in the file.
 
-        With `validated`, those of validation are included where they differ.
+        With `validated`, sampling options of validation are included if they differ.
         """
         node, place = self.rollouts[rollout], ("nodes", rollout)
         options: dict[Place, SamplingSpec] = {(*place, "sampling"): node.sampling}
@@ -125,7 +125,7 @@ class Pipeline(Section):
         return options
 
     def own_samplings(self, rollout: str, *, validation: bool = False) -> dict[str, SamplingSpec]:
-        """Source, or validation set -> its own sampling by a rollout, for those that have one."""
+        """Source, or validation set, with its own sampling by a rollout -> this sampling."""
         sets = self.data.val_sets if validation else self.data.sources
         own = {name: spec.sampling for name, spec in sets.items() if spec.sampling is not None}
         return own if rollout == self.leading_rollout else {}
@@ -143,7 +143,7 @@ class Pipeline(Section):
 
     @property
     def ns_by_place(self) -> dict[Place, int]:
-        """Responses to a training prompt by their places in the file: those of sources, and of all others."""
+        """Responses to a training prompt by their places in the file: of single sources, and of all others."""
         sources = {key: spec for key, spec in self.data.by_key.items() if isinstance(spec, TrainSourceSpec)}
         places: dict[Place, int] = {("data", *key.split("."), "n"): spec.n for key, spec in sources.items() if spec.n}
         if len(places) < len(sources):
@@ -157,8 +157,8 @@ class Pipeline(Section):
         return {name: spec.n or usual for name, spec in self.data.val_sets.items()}
 
     def group_sizes(self, *, validation: bool = False) -> dict[str, int]:
-        """Source, or validation set -> rows of a group: the responses that are sampled for each of its prompts, or
-        those that the data set has for it.
+        """Source, or validation set -> rows of a group: the responses that are sampled for each of its prompts, or that
+        the data set has for it.
         """
         if not self.rollouts or (self.is_offline and not validation):
             names = self.data.val_sets if validation else self.data.sources
@@ -186,13 +186,13 @@ class Pipeline(Section):
 
     @property
     def packing_nodes(self) -> dict[str, PackingNode]:
-        """Nodes whose rows are packed by ``tokens_per_micro_batch``: not those of servers and endpoints."""
+        """Nodes whose rows are packed by ``tokens_per_micro_batch``: not nodes of servers and endpoints."""
         nodes = ((name, node) for name, node in self.nodes.items() if isinstance(node, PackingNode))
         engines = ((name, node, self.engines.get(node.engine or "")) for name, node in nodes)
         return {name: node for name, node, engine in engines if engine and not engine.replicas_are_servers}
 
     def longest_scored(self, node: LogprobNode) -> int:
-        """Tokens of the longest row that a node of log-probs reads: its prompts may be those that are told."""
+        """Tokens of the longest row that a node of log-probs reads: its prompts may be a teacher's."""
         nodes = self.nodes.values() if "prompt_tokens" in node.read else ()
         told = max((other.max_prompt_tokens for other in nodes if isinstance(other, TellNode)), default=0)
         return self.longest_row + max(0, told - self.data.max_prompt_tokens)

@@ -41,5 +41,5 @@ def expected_rounds(pipeline: Pipeline) -> int:
 
 
 def groups_returned(pipeline: Pipeline) -> int:
-    """Groups of earlier steps in a step, once the buffer has so many; a pipeline has one at most."""
+    """Groups of earlier steps in a step, once the buffer is full enough; a pipeline has at most one buffer."""
     return sum(node.groups_per_step for node in pipeline.nodes.values() if isinstance(node, BufferNode))

@@ -33,7 +33,7 @@ class ScheduleSpec(Section):
     """How steps overlap."""
 
     max_staleness: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Policy versions that a sample may be behind the weights it trains. 0 is on-policy; above, so many steps are
+    """Policy versions by which a sample may lag behind the weights that it trains. 0 is on-policy; with n, n steps are
     generated ahead while others are trained on."""
     stale_samples: Literal["auto", "mask", "drop", "stop"] = "auto"
     """Treatment of samples that are further behind: ``mask`` trains on none of their tokens, ``drop``
@@ -69,27 +69,28 @@ class RecordSpec(Section):
     """Keep this many steps, up to twice as many, and the state that they start from, which takes a checkpoint of each
     trained engine every `keep_last` steps. Default: keep all steps; a replay starts from a checkpoint of the run."""
     keep_on: tuple[Literal["nonfinite", "spike"], ...] = ("nonfinite", "spike")
-    """Where not all steps are kept: events whose steps, and those before, are kept for good. ``nonfinite``: a metric is
-    NaN or infinite. ``spike``: a gradient norm is above 5 times its median. The steps before a failure are the last."""
+    """If not all steps are kept: events whose steps, and the steps before them, are kept permanently. ``nonfinite``: a
+    metric is NaN or infinite. ``spike``: a gradient norm is above 5 times its median. The steps before a failure are
+    the last."""
 
 
 class RunSpec(Section):
-    """How long, how often, how safely."""
+    """Length, checkpoints, validation and failures of a run."""
 
     steps: Annotated[int, Field(ge=0, le=2**31 - 1)]
     """Steps to train; 0 with `validate_first`, or with `val_only`, only validates."""
     epochs: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    """Instead of `steps`: passes over the training prompts, so many prompts as all sources have rows. The last step is
-    the one in which the last prompt is read; it is filled up with prompts of the next pass."""
+    """Instead of `steps`: passes over the training prompts; a pass has as many prompts as all sources have rows. The
+    last step reads the last prompt, and is filled up with prompts of the next pass."""
     stop_after: Annotated[str, AfterValidator(_is_duration)] | None = None
-    """Stop at the first end of a step so long after `dagrl run` has begun, with a checkpoint and exit code 4: ``4h``,
-    ``3h30m``, ``1d12h``. Leave room for a step and the checkpoint. Default: go on to the last step."""
+    """Stop at the end of the first step that ends this long after the start of `dagrl run`, with a checkpoint and exit
+    code 4: ``4h``, ``3h30m``, ``1d12h``. Leave room for a step and the checkpoint. Default: go on to the last step."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Source of all randomness."""
     save_every: PositiveInt | None = None
     """Steps between checkpoints. The last step is always saved."""
     keep: PositiveInt | Literal["all"] = 3
-    """Checkpoints to keep: the newest so many, or ``all``."""
+    """Number of the newest checkpoints to keep, or ``all``."""
     keep_best: KeepBestSpec | None = None
     """Also keep the best checkpoint."""
     async_save: bool = False
@@ -99,20 +100,20 @@ class RunSpec(Section):
     validate_first: bool = False
     """Validate before the first step too."""
     val_only: bool | Literal["best"] | PositiveInt = False
-    """Validate once and train nothing: ``true``, the newest checkpoint of the run folder, or the start weights where it
-    has none; ``best``, or the number of a step: that checkpoint. See docs/validation.md."""
+    """Validate once and train nothing: ``true``, the newest checkpoint of the run folder, or the start weights without
+    one; ``best``, or the number of a step: that checkpoint. See docs/validation.md."""
     resume: Literal["auto", "never"] = "auto"
     """``auto`` goes on from the run folder's newest checkpoint; ``never`` refuses a folder that holds one."""
     host_workers: Concurrency = 1
     """Processes for the nodes without an engine: prompts, rewards, advantages. They are spread over the machines. More
-    than there are CPU cores help only where rewards wait for other machines."""
+    processes than CPU cores help only if rewards wait for other machines."""
     samples_per_step: Annotated[int, Field(ge=0)] = 64
     """Samples of each source in a step, and of each validation set, written to ``samples/step_N.parquet``."""
     sample_logprobs: bool = False
     """Also write each token's text, and its log-probs under the generator and, where a node computes them, under the
     trainer (``old_logprob``) and the reference: `dagrl report --html` colours their differences."""
     log_val_generations: Annotated[int, Field(ge=0)] = 16
-    """Samples of each validation that trackers show as a table: of those in ``samples/``, spread over all sets."""
+    """Samples of each validation in the trackers' tables: a part of ``samples/``, spread over all sets."""
     record: Annotated[tuple[Name, ...], Field(min_length=1)] | RecordSpec | None = None
     """Nodes whose inputs and outputs are kept, so that `dagrl replay` can run them again; see docs/replay.md."""
     start_timeout_s: Seconds = 600.0
@@ -120,8 +121,8 @@ class RunSpec(Section):
     node_timeout_s: Seconds = 1800.0
     """Longest wait for a sign of life from a running node, a weight sync, a save or a sampler of yours."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Restarts of lost workers: those of a generator start again, any others return the run to its last checkpoint.
-    After that, a lost worker ends the run. See docs/failures.md."""
+    """Restarts after lost workers: workers of a generator start again, any others return the run to its last
+    checkpoint. After that, a lost worker ends the run. See docs/failures.md."""
 
     @property
     def known_steps(self) -> int | None:
@@ -134,7 +135,7 @@ class RunSpec(Section):
         return None if self.stop_after is None else seconds_of(self.stop_after)
 
     def end_position(self, rows: int) -> int | None:
-        """Prompts of `epochs` passes over a file of so many rows."""
+        """Prompts of `epochs` passes over a file with this number of rows."""
         # Rounded: 0.1 of 30 is a little more than 3 in floats, and no prompt more.
         return None if self.epochs is None else math.ceil(round(self.epochs * rows, 6))
 

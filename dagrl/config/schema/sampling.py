@@ -9,7 +9,7 @@ from pydantic import Field
 from dagrl.config.errors import removal
 from dagrl.config.schema.section import PositiveInt, Section, Tokens
 
-_OTHER_POLICY = removal("changes the logits, and log-probs would be those of another policy")
+_OTHER_POLICY = removal("changes the logits, and log-probs would belong to another policy")
 _OF_TEXT = removal("concerns text, but input and output are token ids")
 
 
@@ -29,9 +29,9 @@ class SamplingSpec(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Smallest set of tokens with at least this probability."""
     top_k: Literal[-1] | PositiveInt = -1
-    """Likeliest so many tokens; -1 for all."""
+    """Number of likeliest tokens; -1 for all."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Tokens at least so likely as this part of the likeliest one."""
+    """Tokens with at least this fraction of the likeliest one's probability."""
     max_new_tokens: Tokens
     """Longest response, in tokens."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()

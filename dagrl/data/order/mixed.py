@@ -98,7 +98,7 @@ class Stage:
     until_metric: Mapping[str, float] = field(default_factory=dict)
     """The stage ends when all these metrics have reached their values in one step."""
     move_over: int = 0
-    """Steps in which the weights move linearly from those of the stage before."""
+    """Steps in which the weights move linearly from the previous stage's."""
 
 
 class Stages:

@@ -34,7 +34,7 @@ class OwnSampler:
         check_sampler(made, place, args)
         self._place, self._sources = place, list(sources)
         self.called = place
-        """What was called last of the user's: the class, or a method."""
+        """The last called part of the user's sampler: the class, or a method."""
         self._indices = {source.name: index for index, source in enumerate(sources)}
         rows = {source.name: source.rows for source in sources}
         self._sampler = call_or_stop(place, made, args, rows, seed)

@@ -176,7 +176,7 @@ def reward(t: Translation) -> None:
         t.imply("rewards are computed on the host, of all rows", *t.below(f"rewards.{chosen}"))
     else:
         key = f"rewards.{names[0]}.worker_cls" if names else "rewards"
-        t.note(key, "nodes.reward.fn", "set `fn`, or a node {op: judge} (docs/rewards.md); math stands in")
+        t.note(key, "nodes.reward.fn", "set `fn`, or a node {op: judge} (docs/rewards.md); math is used instead")
     several = "write one reward function for all domains, by `data_source` (docs/rewards.md)"
     t.refuse(several if len(names) > 1 else "a judge is a node {op: judge} (docs/rewards.md)", *t.rest())
 

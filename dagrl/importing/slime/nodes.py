@@ -34,7 +34,7 @@ def _prompt_length(t: Translation) -> None:
         packed = t.number("--max-tokens-per-gpu", 0) * t.number("--context-parallel-size", 1)
         bound = min(_MOST_PROMPT, packed - response if response and packed > response else _MOST_PROMPT)
         t.put(target, bound)
-        t.note(key, target, f"prompts have no bound there; {bound} stands in")
+        t.note(key, target, f"prompts have no bound there; {bound} is used instead")
 
 
 DATA = (
@@ -163,7 +163,7 @@ def _estimator(t: Translation) -> None:
     t.put("nodes.advantage.op", "advantage")
     if name not in _ESTIMATORS:
         t.put("nodes.advantage.estimator", "grpo")
-        t.refuse("has no counterpart; grpo stands in", key)
+        t.refuse("has no counterpart; grpo is used instead", key)
         return
     is_grpo = _ESTIMATORS[name] == "grpo"
     note = "" if is_grpo or t.flag(whiten) else "always whitened here"
@@ -235,7 +235,7 @@ def correction(t: Translation) -> None:
         t.write(target, level, "--use-tis", "--tis-level")
     else:
         t.write(target, "token", "--use-tis")
-        t.refuse("weights are of tokens or of sequences; token stands in", "--tis-level")
+        t.refuse("weights are of tokens or of sequences; token is used instead", "--tis-level")
     t.copy("--tis-clip", f"{target}_threshold")
     if t.number("--tis-clip-low", 0):
         t.refuse("weights below a bound become 0 here, and the bound there", "--tis-clip-low")
@@ -323,7 +323,7 @@ def reward(t: Translation) -> None:
         t.write("nodes.reward.fn", "math", kind, note=parts.DAPO.lstrip("; ") if "dapo" in t.get(kind) else "")
     else:
         t.put("nodes.reward.fn", "math")
-        t.note(kind, "nodes.reward.fn", "set `fn`: math, code, exact, or your own; math stands in", None)
+        t.note(kind, "nodes.reward.fn", "set `fn`: math, code, exact, or your own; math is used instead", None)
 
 
 _WANDB = {"project": "--wandb-project", "group": "--wandb-group", "entity": "--wandb-team"}

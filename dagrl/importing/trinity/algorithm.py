@@ -33,7 +33,7 @@ _ARGUMENTS = {
 """``advantage_fn_args`` -> options of the node."""
 _JSD = (
     "the advantage there is minus a part of the divergence, and does not follow its gradient; the divergence itself is "
-    "`nodes.update.loss.distillation` with `divergence: jsd` (docs/distillation.md); grpo stands in"
+    "`nodes.update.loss.distillation` with `divergence: jsd` (docs/distillation.md); grpo is used instead"
 )
 _LOSS = "nodes.update.loss"
 
@@ -190,7 +190,7 @@ def _reward(t: Translation) -> None:
         note = "without points for the format" + (parts.DAPO if "dapo" in value else "")
         t.write("nodes.reward.fn", "math", *(option for option in (key, flow) if t.given(option)), note=note)
     else:
-        t.note(key if t.given(key) else flow, "nodes.reward.fn", "set `fn`: math, or your own; math stands in")
+        t.note(key if t.given(key) else flow, "nodes.reward.fn", "set `fn`: math, or your own; math is used instead")
     for option in (f"{TASKS}.default_workflow_type", f"{TASKS}.taskset.default_workflow_type"):
         if "on_policy_distill" in str(t.get(option)):
             t.imply("the teacher reads each sample in `nodes.teacher`; a reward measures the student alone", option)

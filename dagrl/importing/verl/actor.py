@@ -107,7 +107,7 @@ def _aggregation(t: Translation) -> None:
         t.imply("has no effect on this loss, a mean over responses", key)
         t.put(target, "seq-mean-token-mean")
     elif policy == "gspo" and mode != "seq-mean-token-mean":
-        why = "verl 0.9.1 takes this one, its main branch always seq-mean-token-mean, which stands in"
+        why = "verl 0.9.1 takes this one, its main branch always seq-mean-token-mean, which is used instead"
         t.put(target, "seq-mean-token-mean")
         t.note(key, target, why, mode)
     elif mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"):

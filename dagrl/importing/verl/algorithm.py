@@ -38,7 +38,7 @@ def _estimator(t: Translation) -> None:
         reason = f"estimators are {known}, or your own (docs/your_own.md)"
         if name == "gdpo":
             reason = "gdpo needs the names of its rewards in gdpo_reward_keys"
-        t.refuse(f"{reason}; grpo stands in", key)
+        t.refuse(f"{reason}; grpo is used instead", key)
         return
     t.write("nodes.advantage.estimator", _ESTIMATORS[name], key, note=_difference(t, name))
     if name == "gigpo":

@@ -44,7 +44,7 @@ def _overlong(t: Translation) -> None:
     else:
         t.write("data.overlong_prompts", "cut" if truncation == "left" else "error", *keys)
         if truncation not in ("left", "error"):
-            t.refuse("prompts are cut at their beginning alone; `error` stands in", keys[1])
+            t.refuse("prompts are cut at their beginning alone; `error` is used instead", keys[1])
 
 
 @joint("data.max_prompt_length data.max_response_length", under(ROLLOUT, "prompt_length response_length"), always=True)
@@ -122,7 +122,9 @@ def _function(t: Translation) -> None:
         note = "beside the pipeline, as it is: verl's names of parameters are understood (docs/migration.md)"
         t.write(target, function, f"{own}.path", f"{own}.name", note=note)
     elif _CODE.search(str(t.get("data.train_files"))):
-        reason = "its name is that of code, which verl scores by `data_source`: `code`, or your own; math stands in"
+        reason = (
+            "its name is that of code, which verl scores by `data_source`: `code`, or your own; math is used instead"
+        )
         t.put(target, "math")
         t.note(target, target, reason, t.tree.get("data.train"))
     else:

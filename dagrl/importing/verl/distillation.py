@@ -71,7 +71,7 @@ def _loss(t: Translation, nodes: list[str]) -> None:
         _candidates(t, nodes, mode)
     elif form not in (("k1",) if by_advantage else SAMPLED):
         known = "k1, whose gradient is the divergence's" if by_advantage else ", ".join(SAMPLED)
-        t.refuse(f"losses with a counterpart are {known}; the default of dagrl stands in", mode, gradient)
+        t.refuse(f"losses with a counterpart are {known}; the default of dagrl is used instead", mode, gradient)
     elif not by_advantage:
         t.write(f"{LOSS}.divergence", form, mode)
     if not t.flag(rewards):

@@ -144,7 +144,7 @@ class AgentRollouts:
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
     def _next_ended(self) -> Iterator[tuple[int, Response]]:
-        """Wait briefly for trajectories, and yield the rows of those that have ended."""
+        """Wait briefly for trajectories, and yield the rows of ended ones."""
         with suppress(queue.Empty):
             event = self._events.get(timeout=_POLL_S)
             while True:

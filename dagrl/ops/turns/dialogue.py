@@ -34,7 +34,7 @@ class Episode:
         self._asked = self._closed = False
 
     def step(self, text: str, *, last: bool) -> Observation:
-        """The environment's observation; after the `last` step it is closed. Raises what the user's class raises."""
+        """The environment's observation; after the `last` step it is closed. Raises exceptions of the user's class."""
         self._asked = True
         with self._lock, within_call(self._made_of.make):
             assert not self._closed, "step after close"

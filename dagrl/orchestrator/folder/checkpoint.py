@@ -84,7 +84,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """Where a run can resume."""
+    """The checkpoint from which a run can resume."""
 
     folder: Path | None
     """The newest complete checkpoint."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dagrl.backends.base import RequestLimits
 
 MAX_OPEN_CHUNKS = 16
-"""Chunks that a server has in flight, whatever their size. Each takes a thread of its worker."""
+"""Chunks of any size that a server has in flight. Each takes a thread of its worker."""
 _MIN_GATHER_S, _MAX_GATHER_S = 0.05, 1.0
 _MESSAGES_PER_S = 200
 """Target for all servers together: the driver takes about a millisecond for each message."""

@@ -118,7 +118,7 @@ async def wait_for_earlier_runs(
 ) -> None:
     """Wait for the runs on an executor that began before the current task. Raises the failure of the first one.
 
-    If a run fails, so do those that are queued behind it, and it has the cause.
+    If a run fails, the runs queued behind it fail too, and it has the cause.
     """
     if executor == HOST:  # CPU workers run tasks concurrently
         return

@@ -79,7 +79,7 @@ class PartialRolloutBuffer:
 
 
 class PromptFeed:
-    """Gives prompts to the source, and outcomes to the order. Pure, but for the waits for metrics and user code."""
+    """Gives prompts to the source, and outcomes to the order. Pure, except for the waits for metrics and user code."""
 
     def __init__(self, prepared: PreparedPipeline, start: RunState, note: Callable[[str], None]) -> None:
         loaded = prepared.loaded

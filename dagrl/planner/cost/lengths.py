@@ -23,7 +23,7 @@ class Assumed:
     response_tokens: float | None = None
 
     def unless(self, other: Assumed) -> Assumed:
-        """Return these lengths, except for those that `other` knows."""
+        """Return these lengths, replaced by the ones that `other` knows."""
         return Assumed(
             self.prompt_tokens if other.prompt_tokens is None else other.prompt_tokens,
             self.response_tokens if other.response_tokens is None else other.response_tokens,

@@ -132,7 +132,7 @@ def plan_view(run: RunReader, gpu: str | None = None) -> dict[str, object]:
     """The comparison of `dagrl report --timeline`; ``error`` is the reason if there is none.
 
     ``nodes``: [name, executor, planned, actual] in seconds of a step; ``groups``: [name, planned, actual] as shares of
-    idle time; ``spans`` of a planned step as those of `step_view`.
+    idle time; ``spans`` of a planned step as in `step_view`.
     """
     try:
         comparison = compare_with_plan(run, gpu)

@@ -1,9 +1,9 @@
 """Runs each test on the solution, inside the sandbox, next to `solution.py` and `test_N.py`.
 
-Reads {"key", "shows", "timeout_s", "stops"} from standard input. ``shows`` tells for each test whether it sets a value,
-`VALUE`, that is compared outside the sandbox; ``stops`` tells whether to stop at the first test that raises. Writes
-``KEY N JSON`` for each test that does not raise. A solution that ends the process while it is imported passes no test,
-and output without the key is ignored. Imports only the standard library.
+Reads {"key", "shows", "timeout_s", "stops"} from standard input. ``shows`` has for each test whether it sets a value,
+`VALUE`, that is compared outside the sandbox; ``stops`` is whether to stop at the first test that raises. Writes ``KEY
+N JSON`` for each test that does not raise. A solution that ends the process while it is imported passes no test, and
+output without the key is ignored. Imports only the standard library.
 """
 
 import json
@@ -19,7 +19,7 @@ VALUE = "_value_of_the_test"
 def main() -> None:
     """Run all tests, then exit without running exit handlers of the solution."""
     order = json.load(sys.stdin)
-    # Discard what the solution prints.
+    # Discard the solution's output.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - pathlib takes longer to import than the rest

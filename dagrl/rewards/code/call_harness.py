@@ -1,4 +1,4 @@
-"""Calls the function of the solution, inside the sandbox, next to `solution.py`, and reports what it returns.
+"""Calls the function of the solution, inside the sandbox, next to `solution.py`, and reports its results.
 
 Reads {"name", "arguments", "timeout_s", "stops"} from standard input. Writes a line of JSON for each call: ``[value]``,
 or ``null`` if the call raised or timed out. With ``stops``, the first ``null`` is the last line. The expected values
@@ -24,7 +24,7 @@ def main() -> None:
     """Make all calls, then exit without running exit handlers of the solution."""
     order = json.load(sys.stdin)
     sys.setrecursionlimit(100_000)
-    # Discard what the solution prints.
+    # Discard the solution's output.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     signal.signal(signal.SIGALRM, _too_late)

@@ -150,7 +150,7 @@ def _arguments(given: object, answer: str) -> list[object]:
 
 
 def _returned(expected: object) -> tuple[object, ...]:
-    """The expected value; of a string, which may be a value in JSON or the value itself, both."""
+    """The expected values: for a string, which may be JSON or the value itself, both readings."""
     if not isinstance(expected, str):
         return (expected,)
     try:

@@ -24,7 +24,7 @@ _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 _SYS_EXEC = {"x86_64": (59, 322), "aarch64": (221, 281)}
 """`execve` and `execveat`."""
 _NUMBER_OFFSET, _ARGUMENT_OFFSET = 0, 16
-"""Places of a call's number and first argument in what a seccomp filter reads."""
+"""Offsets of a call's number and first argument in the data of a seccomp filter."""
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1
 """Answers of a filter; the second one is EPERM."""
 _CAPABILITY_VERSION_3 = 0x20080522

@@ -66,7 +66,7 @@ _FIRST_COMMON = 424
 """System calls from this number on have the same number on all machines."""
 _CLOSE_RANGE = 436
 _NEW_AND_HARMLESS = {"faccessat2": 439, "epoll_pwait2": 441, "futex_waitv": 449}
-"""Allowed calls from `_FIRST_COMMON` on, besides `_CLOSE_RANGE`. All others return ENOSYS, including those of future
+"""Allowed calls from `_FIRST_COMMON` on, besides `_CLOSE_RANGE`. All others return ENOSYS, including calls of future
 kernels. Python and the C library do not need them: ``clone3`` falls back to ``clone``, whose arguments the filter can
 check, and ``io_uring`` is not used."""
 
@@ -152,7 +152,7 @@ def filter_program(machine: str, *, write_files: bool, connects: bool = False, f
 def _by_argument(machine: _Machine, write_files: bool, forks: bool) -> list[tuple[int, int, _Code]]:
     """Calls that are filtered by one of their arguments: number, index of the argument, rule for its value."""
     opening = _never_cut_short() if write_files else _unless_any_bit(_WRITING, errno.EACCES)
-    # Only threads, and only those that share their open files, because the runner inspects only one thread.
+    # Only threads that share their open files, because the runner inspects only one thread.
     threads = _only_if_all_bits(_CLONE_THREAD | _CLONE_FILES)
     creating = _unless_any_bit(_CLONE_NEW | _CLONE_PARENT, errno.EPERM) if forks else threads
     rules = [

@@ -87,7 +87,7 @@ class BackgroundWriter:
         self._folder, self._failure = folder, None
         if copy:
             if torch.cuda.is_available():
-                # The copies would not wait for what the last update has queued.
+                # The copies would not wait for the kernels of the last update.
                 torch.cuda.synchronize()
             self._copied.clear()
         work = (strategy.writer.write_buckets, live if copy else None, strategy.writer, strategy.metadata)
@@ -193,7 +193,7 @@ class _Strategy(TorchDistSaveShardedStrategy):
 
 
 def _copied(files: Sequence[_File], live: set[int], pinned: PinnedCopies) -> list[_File]:
-    """The files with copies of all tensors in host memory, `pinned` for those on a GPU.
+    """The files with copies of all tensors in host memory, `pinned` for tensors on a GPU.
 
     Megatron's own copies would be pinned by the driver, at a tenth of the speed. It has copied views on the host
     already, but not whole tensors: the `live` ones, by address of their storage.

@@ -30,7 +30,7 @@ def auto_bridge(
     `padded_rows` maps tensors to be padded with rows of zeros to their number of rows.
     """
     config = copy.deepcopy(hf_config)
-    # Configs of folders name their class, those of `model.init` do not.
+    # Configs of folders name their class, but configs of `model.init` do not.
     config.architectures = [_architecture(hf_config)]
     if source is None:
         return AutoBridge.from_hf_config(config)

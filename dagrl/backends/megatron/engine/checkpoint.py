@@ -75,9 +75,9 @@ def save(
 def load(folder: Path, state: TrainingState) -> int:
     """Load a saved state and return its policy version. Collective.
 
-    Random states are restored only if the layout is the same. Learning rate and optimizer options are those of the
-    current pipeline, from the saved step on. Raises FileNotFoundError for a missing folder and ValueError for a torn
-    folder or another model's.
+    Random states are restored only if the layout is the same. Learning rate and optimizer options come from the current
+    pipeline, from the saved step on. Raises FileNotFoundError for a missing folder and ValueError for a torn folder or
+    another model's.
     """
     _check_files(folder)
     # Megatron's own `load` unpickles arbitrary objects of the folder.

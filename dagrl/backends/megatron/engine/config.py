@@ -67,9 +67,9 @@ FP8_DEFAULTS = {
 
 
 def transformer_config(hf_config: PretrainedConfig, spec: MegatronEngineSpec) -> TransformerConfig:
-    """Megatron's config: the model's fields, the engine's own, and those of ``spec.transformer``.
+    """Megatron's config: the fields of the model, the engine and ``spec.transformer``.
 
-    Weights and activations are bfloat16 on a GPU and float32 without one, unless ``transformer.bf16`` says otherwise.
+    Weights and activations are bfloat16 on a GPU and float32 without one, unless ``transformer.bf16`` is set.
     ValueError for fields that Megatron lacks or rejects.
     """
     family, fields = buildable(hf_config.to_dict())

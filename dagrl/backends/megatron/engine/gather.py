@@ -1,9 +1,9 @@
 """Gathers the parts of a bucket of tensors on one rank, from any layout.
 
-Every rank knows from the `weight_plan` what each rank sends, so only bytes are sent: first within a pipeline stage,
-over its tensor-parallel ranks and over its expert-parallel ranks, then between stages; once per bucket. If each owner
-gathers its own buckets, only the ranks that split its tensors take part. The plan is made at a bucket's first use, so
-that later ones take a few calls.
+The `weight_plan` tells every rank the tensors that each rank sends, so only bytes are sent: first within a pipeline
+stage, over its tensor-parallel ranks and over its expert-parallel ranks, then between stages; once per bucket. If each
+owner gathers its own buckets, only the ranks that split its tensors take part. The plan is made at a bucket's first
+use, so that later ones take a few calls.
 """
 
 from __future__ import annotations

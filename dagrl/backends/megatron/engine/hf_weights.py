@@ -26,9 +26,9 @@ def load_hf_weights(
 ) -> None:
     """Set every parameter of the rank's chunks from `source`, in the parameters' own dtype.
 
-    A rank reads only what it holds, and one parameter's full tensors at a time. A value head that `source` lacks starts
-    as zeros. Raises ValueError where a tensor is missing, has a shape that contradicts the config, is in 8 bits or is
-    not part of the model, and for a missing reward head.
+    A rank reads only its own parameters, and one parameter's full tensors at a time. A value head that `source` lacks
+    starts as zeros. Raises ValueError if a tensor is missing, has a shape that contradicts the config, is in 8 bits or
+    is not part of the model, and for a missing reward head.
     """
     planned = plan(hf_config, unwrap(chunks[0]).config, head)
     names = set(source.names())

@@ -157,7 +157,7 @@ class WeightGradient:
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """The gradient of the logits, given those of the scores."""
+    """The gradient of the logits, given the gradients of the scores."""
 
     targets: torch.Tensor
     candidates: torch.Tensor | None

@@ -144,7 +144,8 @@ class MegatronEngine:
         begins: bool = True,
         ends: bool = True,
     ) -> dict[str, Stat]:
-        """See `TrainEngine.update`. The learning rate advances at the beginning of a step, whatever its mini-batches.
+        """See `TrainEngine.update`. The learning rate advances at the beginning of a step, once for all its
+        mini-batches.
 
         Metrics are means over the whole call, weighted by their counts; ``grad_norm`` is taken before clipping.
         """

@@ -97,7 +97,7 @@ class MovingAverage:
 
     def sharded(self, model: ShardedStateDict) -> ShardedStateDict:
         """The part of a checkpoint with the averages; `model` is the sharded state of a chunk, or its trained part."""
-        # By address: names in the state are not always those of parameters.
+        # By address, because names in the state may differ from parameters' names.
         averages = {
             parameter.data_ptr(): average
             for parameter, average in zip(self._parameters, self._averages, strict=True)

@@ -32,7 +32,7 @@ States = dict[str, torch.Tensor]
 
 @contextmanager
 def held_states(optimizer: MegatronOptimizer) -> Iterator[None]:
-    """Context in which `optimizer.sharded_state_dict` holds what this rank saves, or what it needs when loading."""
+    """Context in which `optimizer.sharded_state_dict` holds the states that this rank saves, or needs when loading."""
     optimizers = getattr(optimizer, "chained_optimizers", [optimizer])
     parts = [part for part in optimizers if isinstance(part, DistributedOptimizer)]
     for part in parts:

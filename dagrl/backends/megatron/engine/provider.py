@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _LATENT_NORM_EPSILON = 1e-6
-"""Epsilon of the latent norms in the models' published code, whatever the config's other epsilon."""
+"""Epsilon of the latent norms in the models' published code, independent of the config's epsilon."""
 
 
 class DeepseekLatentAttention(MLASelfAttention):
@@ -96,7 +96,7 @@ def make_provider(hf_config: PretrainedConfig) -> GPTModelProvider:
 
 
 def finalize(provider: GPTModelProvider, fields: MegatronFields) -> GPTModelProvider:
-    """Set `fields` of the config, and compute those that follow. ValueError if Megatron rejects them."""
+    """Set `fields` of the config, and compute derived fields. ValueError if Megatron rejects them."""
     for name, value in fields.items():
         setattr(provider, name, value)
     try:

@@ -15,7 +15,7 @@ _WARNINGS = (
     (DeprecationWarning, r"The following imports from `dynamic_context.py`"),
     # Imported by the optimizer and not used.
     (UserWarning, r"MimoModelConfig is experimental"),
-    # The optimizer reads gradients of its views of the weights, which have none.
+    # The optimizer reads gradients of its views of the weights, which are always None.
     (UserWarning, r"The \.grad attribute of a Tensor that is not a leaf Tensor"),
     # Between Megatron's checkpoints and torch's.
     (FutureWarning, r"Please use DTensor instead"),

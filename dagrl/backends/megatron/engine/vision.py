@@ -51,7 +51,7 @@ class VisionGPTModel(GPTModel):
         super().__init__(*args, **kwargs)
         rotate_by_token()
         rotary: MultimodalRotaryEmbedding = self.get_submodule("rotary_pos_emb")
-        # Positions are those of the rank's tokens already.
+        # Positions already belong to the rank's tokens.
         rotary.cp_group = None
         if interleaved_sections:
             self.rotary_pos_emb = InterleavedRotary(rotary.inv_freq)
@@ -201,9 +201,7 @@ def seen(batch: Batch, row: int, settings: ImageSettings) -> SeenPrompt:
 def packed_images(
     batch: Batch, rows: np.ndarray, starts: np.ndarray, held: np.ndarray, settings: ImageSettings, device: torch.device
 ) -> PackedImages | None:
-    """The images of `rows`, which begin at `starts` in the pack; None if they have none. The rank has the tokens
-    `held`.
-    """
+    """Images of `rows`, which begin at `starts` in the pack; None without images. The rank has the tokens `held`."""
     images: list[np.ndarray] = []
     first_feature: dict[int, int] = {}
     places, features, following = [], [], 0

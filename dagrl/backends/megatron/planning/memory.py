@@ -166,7 +166,7 @@ class _Rank:
         # In float32, and room for the engine's own weights while the averages are in their place.
         average = 4 * states.trained // value_bytes(self.engine, on_gpu=self.on_gpu) if self.work.keeps_average else 0
         aside = states.trained if average else 0
-        # Copies for the disk, beside those of a sleep.
+        # Copies for the disk, in addition to copies of a sleep.
         copied = states.trained + states.optimizer + average if self.work.saves_in_background else 0
         return waiting + copied + states.on_host + (states.weights if keeps_start else 0) + average + aside
 

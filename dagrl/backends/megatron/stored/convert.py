@@ -51,7 +51,7 @@ def _places_of(mapped: MappedTensor, *, stacked: bool) -> list[_Place]:
     """The places of a parameter in Megatron's format, in order.
 
     Equal layers are `stacked` under one key, whose first axis is the layer. A layer's experts share a key in any case.
-    Sections have keys of their own.
+    Sections have separate keys.
     """
     key, index = mapped.megatron, tuple[int, ...]()
     if stacked and mapped.layer is not None:

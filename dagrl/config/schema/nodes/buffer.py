@@ -42,8 +42,8 @@ class BufferNode(NodeBase):
     """Which groups enter the buffer: ``varied`` leaves out those whose values are all the same, as their advantages
     within the group are 0."""
     capacity: PositiveInt | None = None
-    """Samples in the buffer. If there are more, the oldest groups leave it, with ``prioritised`` those of the lowest
-    priority. Default: no bound but `capacity_gib`."""
+    """Samples in the buffer. If there are more, the oldest groups leave it, with ``prioritised`` the ones of the lowest
+    priority. Default: only `capacity_gib`."""
     capacity_gib: Annotated[float, Field(gt=0)] = 8.0
     """Bound on the size of the samples' columns in GiB, before compression."""
     max_age: PositiveInt | None = None

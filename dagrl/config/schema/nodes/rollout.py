@@ -23,7 +23,8 @@ from dagrl.config.schema.section import (
 )
 
 AGENT_COLUMNS = ("excluded", "agent_reward", "agent_output", "trajectory_share")
-"""Columns of a rollout with an agent, beside those of turns; the last one only with several rows of a trajectory."""
+"""Columns of a rollout with an agent, beside the columns of turns; the last one only with several rows of a
+trajectory."""
 ROLLOUT_WRITES = (
     "response_tokens",
     "response_mask",
@@ -59,7 +60,7 @@ class AgentSpec(Section):
     function: OwnFunction | None = None
     """An async function, ``module:function``, of an `openai.AsyncOpenAI` client and the row."""
     args: dict[str, object] = Field(default_factory=dict)
-    """Further keyword arguments of the function, or those of the environment's ``load_environment``."""
+    """Further keyword arguments of the function, or arguments of the environment's ``load_environment``."""
     verifiers: Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$")] | None = None
     """An environment of the package verifiers, by its id. Its module is installed, or beside the pipeline file."""
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
@@ -75,7 +76,7 @@ class AgentSpec(Section):
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """A service that receives ``base_url``, ``api_key`` and ``row`` by POST, and answers with ``reward``."""
     listen: Literal["loopback", "node"] = "loopback"
-    """Where the endpoint listens: on the local host, or on the machine's address, for services on other machines."""
+    """Address of the endpoint: the local host, or the machine's address, for services on other machines."""
     timeout_s: Seconds = 600.0
     """Timeout of the program for a sample, in seconds."""
     concurrency: Concurrency | None = None

@@ -1,7 +1,7 @@
 """Causal attention over packed sequences in plain torch, which Megatron's own lacks without Transformer Engine.
 
-It has sliding windows, soft-capped scores ("Gemma 2", arXiv 2408.00118) and sinks ("gpt-oss", arXiv 2508.10925). Where
-queries and keys differ in number they are aligned at their ends, as in Transformer Engine's bottom-right mask.
+It has sliding windows, soft-capped scores ("Gemma 2", arXiv 2408.00118) and sinks ("gpt-oss", arXiv 2508.10925). If
+queries and keys differ in number, they are aligned at their ends, as in Transformer Engine's bottom-right mask.
 
 Sequences of similar length are padded to the longest and share one call of torch's scaled-dot-product attention. With
 context parallelism a rank attends from its own tokens to the gathered keys and values of all ranks.
@@ -195,7 +195,7 @@ def _layout(
     """Rectangles for sequences whose queries are the last `lengths` of `key_lengths` tokens.
 
     Layers with the same `window`, and recomputation, share them. The sequences are divided over `size` ranks as in
-    `context_parallel`; queries are those of `rank`.
+    `context_parallel`; queries belong to `rank`.
     """
     length, key_length = torch.tensor(lengths), torch.tensor(key_lengths)
     start, key_start = length.cumsum(0) - length, key_length.cumsum(0) - key_length
