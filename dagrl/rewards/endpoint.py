@@ -144,7 +144,7 @@ class Endpoint:
         if not isinstance(numbers, list) or not numbers:
             self._refuse("no log-probs of the prompt (`echo`); serve the teacher with SGLang or vLLM")
         if len(numbers) - len(tokens) not in (0, 1):
-            self._refuse(f"{len(numbers)} log-probs, instead of the log-probs of {len(tokens)} tokens")
+            self._refuse(f"{len(numbers)} log-probs, but was asked for {len(tokens)} tokens")
         if (isinstance(ids, list) and ids != tokens) or (isinstance(texts, list) and len(texts) != len(numbers)):
             self._refuse("log-probs of other tokens than it was asked for; is its tokenizer the policy's?")
         mine = numbers[begin : len(tokens)]

@@ -36,7 +36,7 @@ def test_a_run_ends_with_the_reason_and_goes_on_where_it_was(lab, tmp_path, chat
     run = lab.start(path, tmp_path / "run")
     assert run.wait() == 1
     assert "the teacher has not scored sample" in run.output
-    assert "log-probs, and was asked for those of" in run.output
+    assert "log-probs, but was asked for" in run.output
     assert [line["step"] for line in run.metrics()] == [1, 2]
     teacher.lie = lambda values: values
     again = lab.start(path, tmp_path / "run")

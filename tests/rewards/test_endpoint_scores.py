@@ -106,9 +106,9 @@ def test_likeliest_tokens_that_are_none_are_reported(chat_server, given: Any, to
 NAN, INFINITE = float("nan"), float("inf")
 OTHER = [5, 6, 7, 8, 10]
 LIES = {
-    "too few": (answer(VALUES[:4]), "4 log-probs, and was asked for those of 5 tokens"),
-    "too many": (answer([*VALUES, -1.0, -1.0]), "7 log-probs, and was asked for those of 5 tokens"),
-    "of the sampled token alone": (answer([-1.0]), "1 log-probs, and was asked for those of 5 tokens"),
+    "too few": (answer(VALUES[:4]), "4 log-probs, but was asked for 5 tokens"),
+    "too many": (answer([*VALUES, -1.0, -1.0]), "7 log-probs, but was asked for 5 tokens"),
+    "of the sampled token alone": (answer([-1.0]), "1 log-probs, but was asked for 5 tokens"),
     "no log-probs": (answer(None), r"no log-probs of the prompt \(`echo`\); serve the teacher with SGLang or vLLM"),
     "an empty list": (answer([]), "no log-probs of the prompt"),
     "null": ({"choices": [{"index": 0, "text": "a", "logprobs": None}]}, "no log-probs of the prompt"),
