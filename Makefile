@@ -14,7 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 SERVERS := vllm vllm-next sglang-next
 NEXT := vllm-next sglang-next
 
-.PHONY: setup $(SERVERS) demo docs test test-runs test-more-runs test-parts test-backends test-next lint format clean
+.PHONY: setup $(SERVERS) demo docs test test-runs test-more-runs test-other-runs test-parts test-backends test-next lint \
+	format clean
 
 setup: $(VENV)/.ready
 
@@ -53,17 +54,23 @@ ALONE := tests/weight_sync tests/backends/generation
 
 RUNS := tests/orchestrator tests/workers tests/launcher tests/doctor
 
-# Whole runs, in two halves that take about as long. The first has all tests that share the run `unbroken`.
+# Whole runs, in three parts. `test-runs` has all tests that share the runs `unbroken` and `on_one_slot`.
 MORE_RUNS := $(addprefix tests/orchestrator/test_,offline.py order.py readme_commands.py recipes.py [ps-z]*.py)
 MORE_RUNS := $(filter-out %/test_sleep.py,$(wildcard $(MORE_RUNS)))
+OTHER_RUNS := $(wildcard tests/orchestrator/test_[a-d]*.py tests/orchestrator/*/) tests/launcher tests/doctor
 
 # Whole runs wait for their processes some of the time: the other tests run beside them. Three jobs keep two cores busy.
+# They start in the order of the targets, the shorter ones last, so that all end at about the same time.
 test: setup
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target vllm lint
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-runs test-more-runs test-parts test-backends
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-runs test-more-runs test-parts \
+		test-other-runs test-backends
 
 test-runs: setup
-	$(BIN)/pytest $(RUNS) $(addprefix --ignore=,$(MORE_RUNS))
+	$(BIN)/pytest $(filter-out $(OTHER_RUNS),$(RUNS)) $(addprefix --ignore=,$(MORE_RUNS) $(OTHER_RUNS))
+
+test-other-runs: setup
+	$(BIN)/pytest $(OTHER_RUNS)
 
 define generation-tests
 	$(BIN)/uv pip install --quiet --python $(VENV)-$(1)/bin/python --constraint requirements/dev.txt pytest pytest-timeout hypothesis
