@@ -85,6 +85,8 @@ def run(lab, template) -> Any:
     return run
 
 
+# tests/ops/agents/test_images.py holds the rows of agents, and the tests below images from the rollout to the trainer.
+@pytest.mark.soak
 def test_agents_and_trainers_see_the_same(lab, template, tmp_path: Path) -> None:
     pipeline = copy.deepcopy(template[1])
     (tmp_path / "showing.py").write_text(SHOWING)

@@ -1,7 +1,8 @@
-"""A policy that teaches itself, with a moving average of its weights that is told more: killed and gone on."""
+"""A policy that teaches itself, with a moving average of its weights that is told more: resumed from a checkpoint."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +30,20 @@ def self_taught(lab: Any) -> dict[str, Any]:
         "write": "teacher_logprob",
     }
     nodes["update"]["loss"]["distillation"] = {"divergence": "k2", "coef": 0.5}
-    pipeline["run"] |= {"steps": 4, "save_every": 1, "validate_every": None, "keep": 2}
+    pipeline["run"] |= {"steps": 4, "save_every": 1, "validate_every": None, "keep": "all"}
     return pipeline
 
 
-def test_a_run_that_was_killed_goes_on_with_the_same_teacher(lab, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_the_same_teacher(lab, tmp_path: Path) -> None:
     path = lab.write_pipeline(tmp_path, self_taught(lab))
     unbroken = lab.start(path, tmp_path / "unbroken")
     assert unbroken.wait() == 0, unbroken.output
-    killed = lab.start(path, tmp_path / "broken")
-    killed.wait_for_step(2)
-    killed.kill()
-    again = lab.start(path, tmp_path / "broken")
+    shutil.copytree(unbroken.folder, tmp_path / "resumed", symlinks=True)
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / "resumed" / "checkpoints" / f"step_{step}")
+    again = lab.start(path, tmp_path / "resumed")
     assert again.wait() == 0, again.output
-    assert "going on after step" in again.output
+    assert "going on after step 2" in again.output
     found = lab.comparable(again.metrics())
     assert found == lab.comparable(unbroken.metrics())
     assert [line["step"] for line in found] == [1, 2, 3, 4]
