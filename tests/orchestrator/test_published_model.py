@@ -74,8 +74,7 @@ def test_greedy_responses_read_as_english(fine_tuned: Any) -> None:
     assert len(words) > 20 and sum(word in usual for word in words) > len(words) / 2, rows
 
 
-# Other tests hold each part: start weights from a checkpoint, and the log-probs of this model in Megatron.
-@pytest.mark.soak
+@pytest.mark.slow
 def test_grpo_starts_from_the_weights_of_sft(lab: Any, project: Path, fine_tuned: Any) -> None:
     run = lab.start(project / "grpo.yaml", project / "runs" / "smollm2-grpo")
     assert run.wait() == 0, run.output
