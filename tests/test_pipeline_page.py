@@ -25,6 +25,7 @@ def test_every_section_of_the_schema_has_a_heading_and_a_meaning_for_every_key()
         schema.SourceSpec,
         schema.NodeBase,
         schema.PackingNode,
+        schema.SelectiveNode,
         schema.TrainingNode,
         schema.DemonstrationNode,
     )

@@ -22,6 +22,7 @@ from dagrl.model_files.images import MARKER, ImageSettings, fitting_size, image_
 from dagrl.ops.base import Context, OpInput, Output, Resources
 from dagrl.ops.reward import reward_stats, scored_text
 from dagrl.ops.rollout import sample_seed
+from dagrl.ops.selected_rows import selected_rows, spread_values
 from dagrl.ops.trajectories import first_rows
 from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function
@@ -56,20 +57,27 @@ def judge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     The questions of all shards are asked concurrently, up to the node's limit.
     """
     node = context.declared(JudgeNode)
-    firsts = [OpInput(part.index, first_rows(part.batch, context)) for part in parts]
+    batches = [first_rows(part.batch, context) for part in parts]
+    chosen = [selected_rows(node, batch, context) for batch in batches]
+    firsts = [
+        OpInput(part.index, batch if rows is None else batch.take(rows))
+        for part, batch, rows in zip(parts, batches, chosen, strict=True)
+    ]
     judged = [_judged(part.batch, context) for part in firsts]
     read = context.resources.once(f"parser of {node!r}", lambda: _reader(node, context.resources))
     # Closed explicitly, so that pending questions are cancelled as soon as a response fails.
     with closing((_over_endpoint if node.endpoint else _on_engine)(firsts, judged, node, context)) as asked:
-        for part, first, texts, askings in zip(parts, firsts, judged, asked, strict=True):
+        for part, rows, first, texts, askings in zip(parts, chosen, firsts, judged, asked, strict=True):
             judge_scores = [
                 _judge_score(asking, text, read, node, f"sample {row}")
                 for asking, text, row in zip(askings, texts, first.batch.rows.tolist(), strict=True)
             ]
-            yield _output(part, judge_scores, node, context.sequences)
+            yield _output(part, rows, judge_scores, node, context.sequences)
 
 
-def _output(part: OpInput, judge_scores: Sequence[_JudgeScore], node: JudgeNode, sequences: int) -> Output:
+def _output(
+    part: OpInput, rows: np.ndarray | None, judge_scores: Sequence[_JudgeScore], node: JudgeNode, sequences: int
+) -> Output:
     scores = np.array([score.value for score in judge_scores], dtype=np.float32)
     counted = [score.tokens for score in judge_scores if score.tokens is not None]
     stats = {
@@ -78,9 +86,9 @@ def _output(part: OpInput, judge_scores: Sequence[_JudgeScore], node: JudgeNode,
         **({"judge/reply_tokens": Stat.of(counted)} if counted else {}),
     }
     sampled = sum(counted) if node.engine else 0
-    return Output(
-        (part.index,), part.batch.rows, {"reward": Column(np.repeat(scores, sequences))}, stats, sampled=sampled
-    )
+    spread = spread_values(scores, rows, len(part.batch) // sequences).values
+    columns = {"reward": Column(np.repeat(spread, sequences))}
+    return Output((part.index,), part.batch.rows, columns, stats, sampled=sampled)
 
 
 def _judged(batch: Batch, context: Context) -> list[Judged]:

@@ -12,14 +12,11 @@ import numpy as np
 
 from dagrl.backends.base import TokenOutputs
 from dagrl.backends.serving.scoring import topk_columns
-from dagrl.config.errors import counted
 from dagrl.config.schema import LogprobNode
-from dagrl.data.batch import Batch, Column, view_of
+from dagrl.data.batch import Batch, Column
 from dagrl.ops.base import Context, OpInput, Output
+from dagrl.ops.selected_rows import selected_rows
 from dagrl.ops.trajectories import spread_rows
-from dagrl.plugins.calls import call_or_stop
-from dagrl.plugins.custom import load_function, located
-from dagrl.plugins.declarations import rule_columns
 from dagrl.rewards.endpoint import EndpointError, EndpointSetupError, ScoredTokens, endpoint_of
 
 if TYPE_CHECKING:
@@ -122,30 +119,3 @@ def compare_texts(theirs: Sequence[str], response: np.ndarray, tokenizer: PreTra
             token
         ):
             raise EndpointError(f"{text[:40]!r} is scored in place of {own[:40]!r}; is its tokenizer the policy's?")
-
-
-def selected_rows(node: LogprobNode, batch: Batch, context: Context) -> np.ndarray | None:
-    """Indices of the rows that the node computes, int64; None for all. Raises ValueError if its function fails."""
-    if node.rows is None:
-        return None
-    if isinstance(node.rows, str):
-        return np.flatnonzero(_by_function(node.rows, batch, context))
-    seen = view_of(batch)
-    chosen = np.ones(len(batch), dtype=bool)
-    for name, values in node.rows.items():
-        of_rows = seen[name]
-        if len(of_rows) and np.ndim(of_rows[0]):
-            raise ValueError(f"`rows` selects by one value a row, and `{name}` has several; name another column")
-        chosen &= np.array([value in values for value in of_rows], dtype=bool)
-    return np.flatnonzero(chosen)
-
-
-def _by_function(place: str, batch: Batch, context: Context) -> np.ndarray:
-    function = load_function(place, context.resources.folder)
-    seen = view_of(batch)
-    answer = call_or_stop(place, function, {name: seen[name] for name in rule_columns(function, {})})
-    chosen = np.asarray(answer)
-    if chosen.shape != (len(batch),) or chosen.dtype != bool:
-        expected = f"return a list of {counted(len(batch), 'bool')}, one for each row"
-        raise ValueError(f"{located(function, place)} returned {answer!r:.100}; {expected}")
-    return chosen

@@ -29,7 +29,9 @@ def merge(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         merged = {written: Column.concat(columns).take(rows)}
         if node.uncovered == "skip":
             merged["teacher_mask"] = Column(covered.astype(np.float32))
-        yield Output((part.index,), batch.rows, merged, {"distillation/taught_fraction": Stat.of(covered)})
+        # Scores, which have one value a row, are of judges.
+        taught = {} if columns[0].offsets is None else {"distillation/taught_fraction": Stat.of(covered)}
+        yield Output((part.index,), batch.rows, merged, taught)
 
 
 def _has_row(column: Column) -> np.ndarray:
@@ -44,4 +46,4 @@ def _has_row(column: Column) -> np.ndarray:
 def _uncovered(node: MergeNode, batch: Batch, row: int) -> str:
     source = f" of the source `{batch['data_set'].string(row)}`" if "data_set" in batch else ""
     fact = f"no column of {listed(node.columns)} has the sample {batch.rows[row]}{source}"
-    return f"{fact}; add its rows to those of a teacher (`rows`), or set `uncovered: skip` to train without it"
+    return f"{fact}; add its rows to those of a node (`rows`), or set `uncovered: skip` to train without it"

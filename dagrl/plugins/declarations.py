@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from dagrl.config.columns import COLUMN_NAME, CORE_COLUMNS, Shape
 from dagrl.config.errors import listed, suggest
-from dagrl.config.schema import CustomNode, FilterNode, LogprobNode, NodeBase, OpContract, Scope, UpdateNode
+from dagrl.config.schema import CustomNode, FilterNode, NodeBase, OpContract, Scope, SelectiveNode, UpdateNode
 from dagrl.plugins.custom import UserFunction, check_names, known_parameters, load_function, name_of, signature_of
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -134,7 +134,7 @@ def declaration_of(function: UserFunction, node: NodeBase) -> OpContract:
     match node:
         case FilterNode():
             return OpContract(rule_columns(function, node.args))
-        case LogprobNode():
+        case SelectiveNode():
             return OpContract(rule_columns(function, {}))
         case CustomNode():
             contract = declared(function, place, "node")

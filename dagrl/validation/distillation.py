@@ -4,6 +4,8 @@ are the student.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dagrl.config.columns import CORE_COLUMNS, Shape
 from dagrl.config.errors import Place, suggest
 from dagrl.config.loading.positions import Findings
@@ -13,6 +15,7 @@ from dagrl.config.schema import (
     MergeNode,
     NodeBase,
     Pipeline,
+    SelectiveNode,
     TellNode,
     TrainingNode,
     UpdateNode,
@@ -44,9 +47,10 @@ def check_distillation(pipeline: Pipeline, findings: Findings) -> None:
                     fact = f"`{taught.divergence}` is infinite where the teacher gives a token no probability"
                     where = (*place, "loss", "distillation", "outside")
                     findings.error(where, f"{fact}; choose `bucket`", "infinite-divergence")
-            case LogprobNode():
+            case SelectiveNode():
                 if isinstance(node.rows, dict):
-                    _check_rows(pipeline, place, node.rows, findings)
+                    known = [*pipeline.data.sources, *(() if isinstance(node, LogprobNode) else pipeline.data.val_sets)]
+                    _check_rows(known, place, node.rows, findings)
 
 
 def check_distillation_in_graph(pipeline: Pipeline, graph: Graph, findings: Findings) -> None:
@@ -112,7 +116,7 @@ def _may_lack(teacher: NodeBase | None) -> bool:
     """Whether a node writes NaN for rows that it does not read."""
     if isinstance(teacher, MergeNode):
         return teacher.uncovered == "skip"
-    return isinstance(teacher, LogprobNode) and teacher.rows is not None
+    return isinstance(teacher, SelectiveNode) and teacher.rows is not None
 
 
 def _covers(mask: Wire, name: str, graph: Graph) -> bool:
@@ -148,8 +152,10 @@ def _check_kinds(name: str, node: GraphNode, graph: Graph, findings: Findings) -
         if own not in CORE_COLUMNS or first is None:
             continue
         column, place = node.spec.columns[index], ("nodes", name, "columns", index)
-        if CORE_COLUMNS[own].shape not in (Shape.RESPONSE, Shape.TOPK):
-            message = f"`{column}` has values {CORE_COLUMNS[own].shape.value}; name a column of response tokens"
+        if CORE_COLUMNS[own].shape not in (Shape.RESPONSE, Shape.TOPK) and own != "reward":
+            message = (
+                f"`{column}` has values {CORE_COLUMNS[own].shape.value}; name a column of response tokens, or scores"
+            )
             findings.error(place, message, "wrong-column-kind")
         elif _kind(own) != _kind(first):
             message = f"`{column}` is of another kind than `{first}`; merge them in two nodes, or write another column"
@@ -186,13 +192,14 @@ def _check_candidates(name: str, wire: Wire, graph: Graph, findings: Findings) -
         findings.error(place, f"{message}; {remedy}", "wrong-column-kind", depends_on=[place])
 
 
-def _check_rows(pipeline: Pipeline, place: Place, rows: dict[str, list[str | int | float]], findings: Findings) -> None:
+def _check_rows(
+    sources: Sequence[str], place: Place, rows: dict[str, list[str | int | float]], findings: Findings
+) -> None:
     for name, values in rows.items():
         column = CORE_COLUMNS.get(name)
         if column is not None and column.shape not in (Shape.SAMPLE, Shape.TEXT):
             message = f"`{name}` has a value {column.shape.value}; name a column with one value a row"
             findings.error((*place, "rows", name), message, "wrong-column-kind")
-        sources = pipeline.data.sources
         for index, value in enumerate(values if name == "data_set" else ()):
             if value not in sources:
                 message = f"there is no source `{value}`; {suggest(str(value), sources)}"

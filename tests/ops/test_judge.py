@@ -69,6 +69,17 @@ class TestOverAnEndpoint:
         assert means(outputs[0]) == {"judge/failed_fraction": 0, "judge/reply_tokens": 2}
         assert outputs[0].sampled == 0, "nobody here has sampled them"
 
+    def test_rows_of_other_sources_are_not_asked_about(self, bench, chat_server) -> None:
+        part = part_of(bench, ["2", "3", "4"])
+        part = OpInput(0, part.batch.with_columns({"data_set": Column.text(["sums", "essays", "sums"])}))
+        options = at(chat_server, rows={"data_set": ["essays"]}, write="judged")
+        chat_server.reply = lambda body: "7"
+        (output,) = judge([part], bench.context("reward", nodes=options))
+        (request,) = chat_server.requests
+        assert request.body["messages"][-1]["content"] == "Task 1+1= of sums: is 3 2?"
+        np.testing.assert_equal(output.columns["reward"].values, np.array([np.nan, 7, np.nan], dtype=np.float32))
+        assert means(output) == {"judge/failed_fraction": 0, "judge/reply_tokens": 2, "reward/judged": 7}
+
     def test_the_question_is_made_of_the_sample(self, bench, chat_server) -> None:
         context = bench.context("reward", nodes=at(chat_server, system="Be {strict}: {answer}.", write="score"))
         end = [*bench.tokenizer.encode("3"), bench.tokenizer.eos_token_id]

@@ -78,3 +78,16 @@ def test_a_rank_may_have_no_rows(bench) -> None:
     context = bench.context("reward", engine=Classifier(), engines=engines("hf"), nodes=node())
     (output,) = reward_model([OpInput(0, empty)], context)
     assert len(output.columns["reward"]) == 0
+
+
+def test_it_scores_the_rows_of_a_source_and_leaves_the_others_to_a_merge(bench, prompt) -> None:
+    said = [bench.tokenizer.encode(text) for text in ("2", "345", "67")]
+    columns = {"messages": Column.text([prompt] * 3), "data_set": Column.text(["maths", "essays", "maths"])}
+    batch = bench.batch([2, 3, 4], response_tokens=said).with_columns(columns)
+    classifier = Classifier()
+    chosen = {"reward": {**node()["reward"], "rows": {"data_set": ["essays"]}, "write": "judged"}}
+    context = bench.context("reward", engine=classifier, engines=engines("hf"), nodes=chosen)
+    (output,) = reward_model([OpInput(0, batch)], context)
+    assert len(classifier.conversations) == 1
+    np.testing.assert_equal(output.columns["reward"].values, np.array([np.nan, 3, np.nan], dtype=np.float32))
+    assert output.stats["reward/judged"].count == 1

@@ -20,6 +20,15 @@ def test_right_ones_pass(project):
         assert "reward" in checked.graph.validation.nodes
 
 
+def test_a_judge_of_some_rows_needs_a_merge(project):
+    some = ENDPOINT + ", rows: {data_set: [train]}, write: %s}"
+    merged = f"{{op: merge, columns: [judged, right], write: reward}}\n  judged: {some % 'judged'}\n"
+    merged += "  right: {op: reward, fn: exact, write: right}"
+    assert check_file(project.pipeline((REWARD, merged))).warnings == ()
+    path = project.pipeline((REWARD, some % "reward" + " #!"))
+    project.assert_problem(path, "nodes.reward.rows", "rows-without-log-probs")
+
+
 CASES = {
     "nobody": ("{op: judge, prompt: '{response}'}", "nodes.reward", "judge-source"),
     "two": (ENDPOINT + ", engine: wise}", "nodes.reward", "judge-source"),

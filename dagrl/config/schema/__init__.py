@@ -19,6 +19,7 @@ from dagrl.config.schema.nodes.base import (
     OpContract,
     PackingNode,
     Scope,
+    SelectiveNode,
     TrainingNode,
 )
 from dagrl.config.schema.nodes.buffer import BufferNode

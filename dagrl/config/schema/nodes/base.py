@@ -10,7 +10,7 @@ from pydantic import Field
 
 from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
-from dagrl.config.schema.section import Concurrency, Name, PositiveInt, Seconds, Section
+from dagrl.config.schema.section import Concurrency, Name, OwnFunction, PositiveInt, Seconds, Section
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -102,6 +102,23 @@ class PackingNode(NodeBase):
     """The engine that computes."""
     tokens_per_micro_batch: PositiveInt = 16384
     """Packed tokens in one pass of a model replica; in training, forward and backward."""
+
+
+class SelectiveNode(NodeBase):
+    """Options of every node that may compute some of the rows."""
+
+    rows: dict[Name, Annotated[list[str | int | float], Field(min_length=1)]] | OwnFunction | None = None
+    """The rows to compute: a mapping of a column to values, such as ``{data_set: [maths]}``, or your own function,
+    ``module:function``, which takes columns by name and returns a bool for each row. Other rows become NaN: a node
+    ``{op: merge}`` takes them from another column. Default: all."""
+
+    @property
+    def user_function(self) -> tuple[tuple[str, ...], str] | None:
+        return (("rows",), self.rows) if isinstance(self.rows, str) else None
+
+    def chosen_by(self, declared: OpContract | None) -> tuple[str, ...]:
+        """The columns that choose the rows; `declared`: those of the user's function."""
+        return declared.reads if declared else tuple(self.rows or ()) if not isinstance(self.rows, str) else ()
 
 
 class TrainingNode(PackingNode):

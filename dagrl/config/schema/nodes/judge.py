@@ -8,12 +8,12 @@ from pydantic import Field
 
 from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
-from dagrl.config.schema.nodes.base import EndpointNode, OpContract
+from dagrl.config.schema.nodes.base import EndpointNode, OpContract, SelectiveNode
 from dagrl.config.schema.sampling import SamplingSpec
 from dagrl.config.schema.section import Name, Reward, Tokens
 
 
-class JudgeNode(EndpointNode):
+class JudgeNode(SelectiveNode, EndpointNode):
     """Asks a language model about each response, and extracts a score from its reply."""
 
     op: Literal["judge"]
@@ -49,7 +49,9 @@ class JudgeNode(EndpointNode):
     refused key or address always stops the run."""
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
-        reads = ("messages", "response_tokens", "answer", "data_source")
+        reads = tuple(
+            dict.fromkeys(("messages", "response_tokens", "answer", "data_source", *self.chosen_by(declared)))
+        )
         needs = Capability.REPLY if self.engine else None
         # The rows of a trajectory have one score.
         return OpContract(reads, ("reward",), reads_if_written=("token_turn",), needs=needs, whole_groups=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
-from dagrl.config.schema.nodes.base import EndpointNode, OpContract, PackingNode, routes_read
-from dagrl.config.schema.section import Name, OwnFunction, PositiveInt
+from dagrl.config.schema.nodes.base import EndpointNode, OpContract, PackingNode, SelectiveNode, routes_read
+from dagrl.config.schema.section import Name, PositiveInt
 
 TokenStatistic = Literal["entropy", "prob_square_sum"]
 
 
-class LogprobNode(PackingNode, EndpointNode):
+class LogprobNode(SelectiveNode, PackingNode, EndpointNode):
     """Log-probs of the sampled tokens under a model's weights.
 
     Skipped if only an update of the same engine reads it, as ``old_logprob``, with one optimizer step for each batch:
@@ -24,10 +22,6 @@ class LogprobNode(PackingNode, EndpointNode):
     op: Literal["logprob"]
     engine: Name | None = None
     """The engine that computes them: a trained engine, a frozen copy, or servers with another model."""
-    rows: dict[Name, Annotated[list[str | int | float], Field(min_length=1)]] | OwnFunction | None = None
-    """The rows to compute: a mapping of a column to values, such as ``{data_set: [maths]}``, or your own function,
-    ``module:function``, which takes columns by name and returns a bool for each row. Other rows become NaN: a node
-    ``{op: merge}`` takes them from another teacher. Default: all."""
     top_k: PositiveInt | None = None
     """Also write ``topk_ids`` and ``topk_logprob``: this many of the likeliest tokens at each place, and their
     log-probs. With ``write: teacher_logprob`` their names are ``teacher_topk_ids`` and ``teacher_topk_logprob``."""
@@ -38,16 +32,11 @@ class LogprobNode(PackingNode, EndpointNode):
     """Also write columns of these names: the ``entropy`` of the distribution, or the sum of its squared probabilities,
     ``prob_square_sum``."""
 
-    @property
-    def user_function(self) -> tuple[tuple[str, ...], str] | None:
-        return (("rows",), self.rows) if isinstance(self.rows, str) else None
-
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
-        chosen_by = declared.reads if declared else tuple(self.rows or ()) if not isinstance(self.rows, str) else ()
         # The generator's routes belong to the policy's own prompt.
         routes = () if "prompt_tokens" in self.read else routes_read(engine)
         ids = (self.candidates,) if self.candidates else ()
-        reads = ("prompt_tokens", "response_tokens", *ids, *routes, *chosen_by)
+        reads = ("prompt_tokens", "response_tokens", *ids, *routes, *self.chosen_by(declared))
         candidates = ("topk_ids", "topk_logprob") if self.top_k or self.candidates else ()
         return OpContract(
             tuple(dict.fromkeys(reads)),

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
-from dagrl.config.schema.nodes.base import TURN_COLUMNS, NodeBase, OpContract, PackingNode
+from dagrl.config.schema.nodes.base import TURN_COLUMNS, NodeBase, OpContract, PackingNode, SelectiveNode
 from dagrl.config.schema.section import Coefficient, Concurrency, Name, Reward, Section
 
 
@@ -73,7 +73,7 @@ class RewardNode(NodeBase):
         return ("reward", "reward_info") if shown else ("reward",)
 
 
-class RewardModelNode(PackingNode):
+class RewardModelNode(SelectiveNode, PackingNode):
     """Scores each response with a model that has a reward head."""
 
     op: Literal["reward_model"]
@@ -83,4 +83,5 @@ class RewardModelNode(PackingNode):
 
     def contract(self, engine: EngineSpec | None = None, declared: OpContract | None = None) -> OpContract:
         prompt = "messages" if engine is not None and engine.reads_messages else "prompt_tokens"
-        return OpContract((prompt, "response_tokens"), ("reward",), needs=Capability.JUDGE)
+        reads = dict.fromkeys((prompt, "response_tokens", *self.chosen_by(declared)))
+        return OpContract(tuple(reads), ("reward",), needs=Capability.JUDGE)
