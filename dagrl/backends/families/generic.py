@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from dagrl.backends.families.base import Family, mixture_after_dense_layers
-from dagrl.backends.families.config_fields import ConfigFields, is_size
+from dagrl.backends.families.config_fields import ConfigFields, HfConfig, is_size
 from dagrl.backends.families.parts import MIXTURE_DEFAULTS, Attention, GatedExperts
 
 TESTED = frozenset({"gemma", "minimax_m2", "deepseek_v2", "exaone_moe", "glm4_moe_lite", "olmoe"})
@@ -31,9 +31,10 @@ class Generic(Family):
     has_tables = False
     expert_count: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, model_type: str, expert_count: tuple[str, ...]) -> None:
+    def __init__(self, model_type: str, expert_count: tuple[str, ...], expert_width: str) -> None:
         """`expert_count` is empty for dense models."""
         self.model_type = model_type  # type: ignore[misc]
+        self.expert_width = expert_width  # type: ignore[misc]
         self.expert_count = expert_count  # type: ignore[misc]
         self.transformer_defaults = MIXTURE_DEFAULTS if expert_count else {}  # type: ignore[misc]
 
@@ -45,7 +46,7 @@ class Generic(Family):
     def experts(self, config: ConfigFields) -> GatedExperts | None:
         if not self.expert_count:
             return None
-        width = config.optional("moe_intermediate_size") or config.size("intermediate_size")
+        width = config.optional(self.expert_width) or config.size("intermediate_size")
         shared = (config.optional("n_shared_experts") or 0) * width
         return GatedExperts(
             hidden=config.size("hidden_size"),
@@ -57,6 +58,10 @@ class Generic(Family):
 
     def mixture_layers(self, config: ConfigFields) -> tuple[bool, ...]:
         return mixture_after_dense_layers(config)
+
+    def sizes_left_out(self, config: HfConfig) -> list[str]:
+        # Of a refused type the reason counts.
+        return [] if self.model_type in _FAULTY else super().sizes_left_out(config)
 
     def unsupported(self, config: ConfigFields) -> Iterator[tuple[str, str]]:
         if self.model_type in _FAULTY:

@@ -90,8 +90,9 @@ def buildable(config: HfConfig) -> tuple[Family, ConfigFields]:
 def _generic(model_type: str) -> Family | None:
     if model_type not in bridge_models():
         return None
-    counts = {*config_class(model_type).types} & {*UNKNOWN.expert_count}
-    return Generic(model_type, tuple(name for name in UNKNOWN.expert_count if name in counts))
+    types = config_class(model_type).types
+    width = UNKNOWN.expert_width if UNKNOWN.expert_width in types else "intermediate_size"
+    return Generic(model_type, tuple(name for name in UNKNOWN.expert_count if name in types), width)
 
 
 @cache
