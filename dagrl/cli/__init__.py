@@ -56,7 +56,6 @@ for command, summary in (
     (diff, "Find where two runs part."),
     (export, "Write the policy of a run as a Hugging Face folder."),
     (convert, "Convert weights between Hugging Face and Megatron."),
-    (doctor, "Report what this machine can run."),
     (import_, "Translate a script of another framework into a pipeline."),
 ):
     # Options after the name of a data set belong to its script.
@@ -64,6 +63,7 @@ for command, summary in (
     app.command(command.__name__.rstrip("_"), short_help=summary, context_settings=settings, **help_of(command))(
         command
     )
+app.add_typer(doctor, name="doctor", short_help="Report what this machine can run.")
 app.add_typer(agent, name="agent", short_help="Try the agent of a rollout.")
 
 

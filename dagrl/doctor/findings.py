@@ -1,4 +1,4 @@
-"""The findings about a machine, one line for each."""
+"""The findings about a machine or a model, one line for each."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class Verdict(Enum):
     """Runs start, but some features need it or profit from it."""
     MISSING = "missing"
     """Runs fail."""
+    REFUSED = "refused"
+    """The Megatron engine does not train this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,4 @@ class Finding:
 ok = partial(Finding, Verdict.OK)
 hint = partial(Finding, Verdict.HINT)
 missing = partial(Finding, Verdict.MISSING)
+refused = partial(Finding, Verdict.REFUSED)

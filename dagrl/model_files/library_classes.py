@@ -37,16 +37,19 @@ def source_of(package: str, file: str, environment: Path | None = None) -> str |
 
     With an `environment` the package is the one in this virtual environment.
     """
-    if environment is not None:
-        locations = [site / package for site in environment.glob("lib/python*/site-packages")]
-    else:
-        found = importlib.util.find_spec(package)
-        locations = [Path(folder) for folder in (found.submodule_search_locations or ())] if found else []
-    for location in locations:
-        path = location / file
+    for folder in folders_of(package, environment):
+        path = folder / file
         if path.is_file():
             return path.read_text(encoding="utf-8")
     return None
+
+
+def folders_of(package: str, environment: Path | None = None) -> list[Path]:
+    """Return the folders of an installed package, in this environment or another one; empty if it is not installed."""
+    if environment is not None:
+        return [site / package for site in environment.glob("lib/python*/site-packages")]
+    found = importlib.util.find_spec(package)
+    return [Path(folder) for folder in (found.submodule_search_locations or ())] if found else []
 
 
 class LibraryClass(NamedTuple):

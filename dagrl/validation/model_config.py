@@ -69,9 +69,14 @@ def check_family(
 
     The config has passed `check_config`.
     """
-    native = any(backend_of(pipeline.engines[name]).builds_families for name in names)
+    if any(backend_of(pipeline.engines[name]).builds_families for name in names):
+        check_architecture(section, config, findings)
+
+
+def check_architecture(section: Place, config: HfConfig, findings: Findings) -> None:
+    """Report features that no family describes, or that the Megatron engine cannot build, as `check_family` does."""
     model_type = config.get("model_type")
-    if not native or not isinstance(model_type, str):
+    if not isinstance(model_type, str):
         return
     family = find_family(model_type)
     if family is None:

@@ -10,11 +10,21 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from dagrl.model_files.library_classes import auto_classes
 
-_REGISTERED = re.compile(r"register_bridge\(\s*source=\"?(\w+)\"?,[^()]*?target=(\w+)")
+_REGISTERED = re.compile(r"register_bridge\(\s*source=\"?(\w+)\"?,[^()]*?target=(\w+)[^()]*\)\s*class (\w+)")
 _CLASS_NAME = re.compile(r"^(\w+) = \"(\w+)\"", re.MULTILINE)
+
+
+class Bridge(NamedTuple):
+    """A class of megatron-bridge that builds and converts one model."""
+
+    name: str
+    target: str
+    """The class of the Megatron model."""
+    file: Path
 
 
 def is_installed() -> bool:
@@ -25,12 +35,16 @@ def is_installed() -> bool:
 @cache
 def bridge_models() -> frozenset[str]:
     """Return the types of language models that it builds as Megatron's GPTModel; empty if it is not installed."""
-    folder = _folder()
-    if folder is None:
-        return frozenset()
-    classes = set(_classes(folder))
+    classes = {name for name, bridge in bridges().items() if bridge.target == "GPTModel"}
     types = auto_classes("MODEL_FOR_CAUSAL_LM")
     return frozenset(model_type for model_type, name in types.items() if name in classes)
+
+
+@cache
+def bridges() -> dict[str, Bridge]:
+    """Hugging Face's class of a model -> its bridge; empty if megatron-bridge is not installed."""
+    root = _folder()
+    return dict(_bridges(root)) if root else {}
 
 
 def _folder() -> Path | None:
@@ -41,11 +55,9 @@ def _folder() -> Path | None:
     return next((folder for folder in folders if (folder / "__init__.py").is_file()), None)
 
 
-def _classes(folder: Path) -> Iterator[str]:
-    """Yield the names of Hugging Face's classes."""
-    for path in sorted((folder / "models").rglob("*_bridge.py")):
+def _bridges(root: Path) -> Iterator[tuple[str, Bridge]]:
+    for path in sorted((root / "models").rglob("*_bridge.py")):
         text = path.read_text(encoding="utf-8")
         names = dict(_CLASS_NAME.findall(text))
-        for source, target in _REGISTERED.findall(text):
-            if target == "GPTModel":
-                yield names.get(source, source)
+        for source, target, name in _REGISTERED.findall(text):
+            yield names.get(source, source), Bridge(name, target, path)
