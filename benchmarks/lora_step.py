@@ -149,7 +149,7 @@ def _time(folder: Path, rank: int | None, rounds: int, rows: int, context: RankC
         budget = workload.tokens_per_micro_batch
         objective = PolicyObjective(LossSpec(), 1.0, ["old_logprob"], needs_entropy=False)
         exporter = engine.weight_exporter(1 << 28)
-        buffer = torch.empty(exporter.manifest.largest, dtype=torch.uint8, device=exporter.device)
+        buffer = torch.empty(exporter.manifest.buffer_sizes(1)[0], dtype=torch.uint8, device=exporter.device)
 
         def export() -> None:
             with exporter.exporting():

@@ -57,7 +57,7 @@ def check(spec: ModelSpec, fp8: Fp8Weights, models: Models) -> None:
     tensors = {name: torch.randn(shape).bfloat16() for name, shape in published_shapes(load_hf_config(spec)).items()}
     plain = IteratedExporter(lambda: iter(tensors.items()), 300_000, torch.device("cpu"))
     exporter = Fp8Exporter(plain, fp8)
-    buffer = torch.empty(exporter.manifest.largest, dtype=torch.uint8)
+    buffer = torch.empty(exporter.manifest.buffer_sizes(1)[0], dtype=torch.uint8)
     for model, loader, rank, ranks in models:
         before = {name: (tensor, tensor.data_ptr()) for name, tensor in model.named_parameters()}
         for sync in range(2):

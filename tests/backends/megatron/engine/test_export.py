@@ -57,7 +57,7 @@ def test_each_round_gives_out_what_the_weights_are_then(
         chunks = load_chunks(hf_model, megatron_spec(**sizes))
         exporter = make_exporter(chunks, hf_model.config, 30_000)
         assert len(exporter.manifest.buckets) > 3
-        buffers = [torch.empty(exporter.manifest.largest, dtype=torch.uint8) for _ in range(2)]
+        buffers = [torch.empty(exporter.manifest.buffer_sizes(1)[0], dtype=torch.uint8) for _ in range(2)]
         rounds = []
         for factor in (1.0, 2.0, 2.0):
             with torch.no_grad():
@@ -89,7 +89,7 @@ def test_owners_export_their_own_parts_of_the_model(
 
         chunks = load_chunks(hf_model, megatron_spec(**sizes))
         exporter = make_exporter(chunks, hf_model.config, 30_000, by_owner=True)
-        buffers = [torch.empty(exporter.manifest.largest, dtype=torch.uint8) for _ in range(2)]
+        buffers = [torch.empty(exporter.manifest.buffer_sizes(1)[0], dtype=torch.uint8) for _ in range(2)]
         return exporter.manifest, *(through_buffers(exporter, rank, buffers) for _ in range(2))
 
     manifests, *rounds = zip(*run_ranks(ranks, on_rank), strict=True)
@@ -109,7 +109,7 @@ def test_memory_for_what_is_on_its_way_is_free_between_rounds(run_ranks, load_ch
         from dagrl.backends.megatron.engine.export import make_exporter
 
         exporter = make_exporter(load_chunks(qwen3, megatron_spec(2, True)), qwen3.config, 8000)
-        buffer = torch.empty(exporter.manifest.largest, dtype=torch.uint8)
+        buffer = torch.empty(exporter.manifest.buffer_sizes(1)[0], dtype=torch.uint8)
         sizes = []
         for _ in range(2):
             with exporter.exporting():
@@ -170,7 +170,7 @@ def test_a_server_receives_what_quantising_the_whole_model_gives(
 
         chunks = load_chunks(hf_model, megatron_spec(**sizes))
         by_owner = Fp8Exporter(make_exporter(chunks, hf_model.config, 30_000, by_owner=True), Fp8Weights("block"))
-        buffer, own = torch.empty(by_owner.manifest.largest, dtype=torch.uint8), dict[str, np.ndarray]()
+        buffer, own = torch.empty(by_owner.manifest.buffer_sizes(1)[0], dtype=torch.uint8), dict[str, np.ndarray]()
         with by_owner.exporting():
             for index, layout in enumerate(by_owner.manifest.buckets):
                 # A transport may pass a buffer on other ranks too.
