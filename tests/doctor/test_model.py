@@ -40,6 +40,26 @@ DESCRIBE = "next: describe the family"
 CASES = {
     "llama": ({"pretraining_tp": 1, "mlp_bias": False}, ["built by dagrl (dagrl.backends.families.llama)", "tables"]),
     "qwen3": ({"head_dim": 128}, ["10 of 10 are fields of transformers' Qwen3Config", "next: `dagrl plan grpo"]),
+    "qwen3_moe": (
+        {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},
+        ["13 of 13 are fields of transformers' Qwen3MoeConfig", "built by dagrl", "next: `dagrl plan grpo"],
+    ),
+    "glm4_moe": (
+        {**EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5},
+        ["(GLM45Bridge)", "converted by tables of dagrl", "next: `dagrl plan grpo"],
+    ),
+    "deepseek_v3": (
+        {**EXPERTS, **LATENT, "topk_method": "noaux_tc", "quantization_config": {"quant_method": "fp8"}},
+        [
+            "`num_key_value_heads`: not read by the Megatron engine",
+            "quantised (quantization_config, fp8)",
+            "next: the checks say why",
+        ],
+    ),
+    "hy_v3": (
+        {**EXPERTS, "num_experts": 192},
+        ["(HYV3Bridge)", "refused  check", "megatron-bridge does not read its config"],
+    ),
     "qwen3_5_text": (
         {"linear_num_key_heads": 16, "attn_output_gate": True, "layer_types": ["linear_attention"] * 4},
         ["families.qwen3_5_text", "`attn_output_gate`: ignored by transformers"],
