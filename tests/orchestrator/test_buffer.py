@@ -44,7 +44,7 @@ def samples(run, step: int) -> list[dict]:
     return pq.read_table(run.folder / "samples" / f"step_{step}.parquet").to_pylist()
 
 
-@pytest.mark.parametrize("name", ["unbroken", pytest.param("overlapping", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", ["unbroken", pytest.param("overlapping", marks=pytest.mark.slow)])
 def test_a_step_trains_on_its_own_groups_and_on_those_that_return(request, name) -> None:
     run = request.getfixturevalue(name)
     seen: dict[tuple, int] = {}
