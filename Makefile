@@ -14,8 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 SERVERS := vllm vllm-next sglang-next
 NEXT := vllm-next sglang-next
 
-.PHONY: setup $(SERVERS) demo docs test test-runs test-more-runs test-other-runs test-parts test-backends test-next lint \
-	format clean
+.PHONY: setup $(SERVERS) demo docs test test-runs test-more-runs test-other-runs test-parts test-backends test-servers \
+	test-next lint format clean
 
 setup: $(VENV)/.ready
 
@@ -63,8 +63,8 @@ OTHER_RUNS := $(wildcard tests/orchestrator/test_[a-d]*.py tests/orchestrator/*/
 # They start in the order of the targets, the shorter ones last, so that all end at about the same time.
 test: setup
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target vllm lint
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-runs test-more-runs test-parts \
-		test-other-runs test-backends
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-parts test-more-runs test-runs \
+		test-other-runs test-backends test-servers
 
 test-runs: setup
 	$(BIN)/pytest $(filter-out $(OTHER_RUNS),$(RUNS)) $(addprefix --ignore=,$(MORE_RUNS) $(OTHER_RUNS))
@@ -85,6 +85,8 @@ test-more-runs: setup vllm
 
 test-parts: setup
 	$(BIN)/pytest $(addprefix --ignore=,$(RUNS)) --ignore=tests/weight_sync --ignore=tests/backends
+
+test-servers: setup
 	$(BIN)/pytest $(ALONE)
 
 test-backends: setup

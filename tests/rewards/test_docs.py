@@ -33,6 +33,8 @@ def test_examples_pass_the_checks(example: str, tmp_path: Path, monkeypatch: pyt
     whole["nodes"] = {name: node for name, node in whole["nodes"].items() if name != "reward"} | declared["nodes"]
     whole["engines"] |= declared.get("engines", {})
     whole["data"] |= {key: str(template.parent / whole["data"][key]) for key in ("train", "val")}
+    if sources := declared.get("data", {}).get("train"):
+        whole["data"]["train"] = {name: {"path": whole["data"]["train"]} for name in sources}
     (tmp_path / "p.yaml").write_text(yaml.safe_dump(whole))
     (tmp_path / "my_rewards.py").write_text(MODULE)
     check_file(tmp_path / "p.yaml", with_files=False)

@@ -92,7 +92,7 @@ def test_output_is_text_or_json(tmp_path: Path, capsys) -> None:
     assert main(["why", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"][0]["node"] == "reward"
     assert main(["why", str(folder), "--step", "99"]) == 2
-    assert "has no timeline of step 99: those of 1 to 8 are known" in capsys.readouterr().err
+    assert "has no timeline of step 99: steps 1 to 8 are known" in capsys.readouterr().err
 
 
 def test_a_run_that_has_just_begun_has_its_first_step_explained(tmp_path: Path, capsys) -> None:
