@@ -63,7 +63,7 @@ OTHER_RUNS := $(wildcard tests/orchestrator/test_[a-d]*.py tests/orchestrator/*/
 # They start in the order of the targets, the shorter ones last, so that all end at about the same time.
 test: setup
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target vllm lint
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-parts test-more-runs test-runs \
+	@$(MAKE) --no-print-directory --jobs 3 --keep-going --output-sync=target test-parts test-more-runs test-runs \
 		test-other-runs test-backends test-servers
 
 test-runs: setup

@@ -182,6 +182,25 @@ def test_sources_add_up() -> None:
         assert metrics[name] == metrics[f"train/math/{name}"] + metrics[f"train/code/{name}"]
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=6),
+    st.lists(st.integers(1, 5), min_size=4, max_size=4),
+)
+def test_groups_that_return_from_a_buffer_had_their_end_before(
+    returned: list[tuple[int, int]], sampled: list[int]
+) -> None:
+    def counts(*more: tuple[int, int]) -> tuple[dict[str, float], dict[str, tuple[int, int]]]:
+        step = account()
+        add(step, [0, 1, 2, 3], sampled=sampled)
+        stale, kept = zip(*[(0, sampled[0]), (sampled[1], 0), (0, sampled[2]), (0, sampled[3]), *more], strict=True)
+        # A buffer numbers the groups that it returns from the step's first unused number on.
+        update(step, list(range(4 + len(more))), stale=list(stale), kept=list(kept))
+        batch = range(2 + len(more) // 2)
+        return step.metrics(batch, lambda group: ["math", "code"][group % 2]), ends(step, *batch)
+
+    assert counts(*returned) == counts()
+
+
 @dataclass
 class Ledger:
     """Every sample by itself: the tokens that were sampled for it, and its end."""
