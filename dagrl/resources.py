@@ -90,7 +90,7 @@ def setup_commands(templates: Sequence[str]) -> list[str]:
     """Commands that fetch the models and write the data of templates, and runs from whose weights they start.
 
     They are those of the last template whose comment has any, else those of the templates that they extend. A template
-    with a model and data of its own needs nothing of these.
+    that defines its model and data needs no such commands.
     """
     for name in reversed(templates):
         text = template_text(name)

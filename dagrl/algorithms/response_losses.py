@@ -39,8 +39,8 @@ def gmpo(tokens: PolicyTokens, *, rows: RowReducer, clip_low: float, clip_high: 
 
     arXiv 2507.20673: like GSPO's ratio, but each token is clipped before the mean, only in the direction of the
     advantage, to between exp(-clip_low) and exp(clip_high); the paper uses 0.4 for both. If the tokens of a response
-    are averaged (``seq-mean-token-mean``) and share one advantage, value and gradient are the mean's: each token has
-    its value, and the gradient of its own log-prob unless it is clipped.
+    are averaged (``seq-mean-token-mean``) and share one advantage, the loss and its gradient are those of the
+    response's mean. The gradient of a clipped token is 0.
 
     Arguments are as in `gspo`, except that the bounds apply to the log of a token's ratio.
     """

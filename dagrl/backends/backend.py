@@ -126,6 +126,10 @@ class Backend[Spec: EngineSpec](ABC):
         """The way in which its ranks read the weights of the model's folder; None if they do not."""
         return WeightReader(engine.head) if engine.weights_from is None else None
 
+    def architectures(self, environment: Path | None) -> set[str]:
+        """The Hugging Face model classes that its library implements, read from its files in an environment."""
+        return set()
+
     def tool_formats(self) -> tuple[str, ...]:
         """Values of ``tool_format`` that `tool_parser` reads."""
         return ()

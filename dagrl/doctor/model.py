@@ -1,4 +1,4 @@
-"""What dagrl and the installed libraries know of a model, from its config.json. Nothing is imported or built."""
+"""Reports whether dagrl and the installed libraries support a model, from its config.json. Nothing is imported."""
 
 from __future__ import annotations
 

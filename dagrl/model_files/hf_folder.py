@@ -42,9 +42,9 @@ def write_hf_folder(
 ) -> None:
     """Write weights unchanged, and a config with their dtype, to the existing `folder`.
 
-    `architecture` is the Hugging Face class of the weights. Without multi-token prediction layers, the config says so.
-    It has the keys of transformers 4 and 5, and the keys of the folder `source` of `hf_config`. Raises OSError if the
-    folder cannot be written.
+    `architecture` is the Hugging Face class of the weights. If `weights` has no multi-token prediction layers, the
+    config sets their number to 0. It has the keys of transformers 4 and 5, and the keys of the folder `source` of
+    `hf_config`. Raises OSError if the folder cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file

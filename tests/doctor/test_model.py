@@ -229,4 +229,4 @@ def test_libraries_of_other_environments(tmp_path: Path, monkeypatch: pytest.Mon
     }
     moon = told("moon", "MoonForCausalLM")
     assert moon["transformers 9.0.0"] == f"hint: does not know the model type moon{where}"
-    assert moon["vLLM 0.26.0+cu130"] == f"hint: has no MoonForCausalLM of its own{where}"
+    assert moon["vLLM 0.26.0+cu130"] == f"hint: does not implement MoonForCausalLM{where}"

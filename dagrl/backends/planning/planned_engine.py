@@ -82,7 +82,7 @@ class PlannedEngine[Spec: EngineSpec]:
 
     @cached_property
     def shape(self) -> ModelShape:
-        """The shape of its own model. ValueError if it is unknown."""
+        """The shape of the engine's model. Raises ValueError if it is unknown."""
         return engine_shape(self.pipeline, self.name, self.policy_shape)
 
     @cached_property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagrl.backends.backend import EngineCheck
@@ -22,9 +24,12 @@ from dagrl.backends.sglang.tool_parsers import parser_names, tool_parser
 from dagrl.backends.sglang.versions import TESTED
 from dagrl.backends.tool_calls import Parser
 from dagrl.config.schema import GroupSpec, ModelSpec, Pipeline
+from dagrl.model_files.library_classes import folders_of
 
 if TYPE_CHECKING:
     from dagrl.backends.base import GenerateEngine
+
+_ENTRY_CLASSES = re.compile(r"^EntryClass\b[^=]*=\s*(\[[^\]]*\]|\w+)", re.MULTILINE)
 
 
 class SglangBackend(ServerBackend[SglangEngineSpec]):
@@ -42,6 +47,11 @@ class SglangBackend(ServerBackend[SglangEngineSpec]):
         super().validate(check)
         check_server(check)
         check_fp8(check, _split(check.engine), packs_blocks=True)
+
+    def architectures(self, environment: Path | None) -> set[str]:
+        files = (path for folder in folders_of("sglang", environment) for path in folder.glob("srt/models/*.py"))
+        classes = (text for path in files for text in _ENTRY_CLASSES.findall(path.read_text(encoding="utf-8")))
+        return {name for text in classes for name in re.findall(r"\w+", text)}
 
     def tool_formats(self) -> tuple[str, ...]:
         return tuple(parser_names())

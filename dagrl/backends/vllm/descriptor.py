@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagrl.backends.backend import EngineCheck
@@ -16,9 +18,12 @@ from dagrl.backends.vllm.rules import check_servers
 from dagrl.backends.vllm.section import VllmEngineSpec
 from dagrl.backends.vllm.versions import TESTED
 from dagrl.config.schema import GroupSpec, ModelSpec
+from dagrl.model_files.library_classes import source_of
 
 if TYPE_CHECKING:
     from dagrl.backends.base import GenerateEngine
+
+_MODELS = re.compile(r"^_(?:TEXT_GENERATION|MULTIMODAL|TRANSFORMERS_SUPPORTED)_MODELS.*?^\}", re.DOTALL | re.M)
 
 
 class VllmBackend(ServerBackend[VllmEngineSpec]):
@@ -35,6 +40,10 @@ class VllmBackend(ServerBackend[VllmEngineSpec]):
         super().validate(check)
         check_servers(check)
         check_fp8(check, _split(check.engine), packs_blocks=False)
+
+    def architectures(self, environment: Path | None) -> set[str]:
+        source = source_of("vllm", "model_executor/models/registry.py", environment) or ""
+        return {name for block in _MODELS.findall(source) for name in re.findall(r'^\s+"(\w+)": ?\(', block, re.M)}
 
     def start(self, model: ModelSpec, spec: VllmEngineSpec, share: ServerShare) -> GenerateEngine:
         from dagrl.backends.vllm.engine import VllmEngine

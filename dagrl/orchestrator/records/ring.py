@@ -44,7 +44,7 @@ class Ring:
     def commit(self, step: int, *, remarkable: bool) -> list[range]:
         """Called when a step has ended. Returns the segments that are no longer needed, as ranges of steps."""
         if remarkable:
-            # Includes the previous segment, because the step may be the first of its own.
+            # Includes the previous segment, because `step` may be the first step of the current one.
             self._kept.update(self._firsts[-2:])
         dropped = []
         # The third segment replaces the first one when its first step is done.

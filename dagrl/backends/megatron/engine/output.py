@@ -184,8 +184,8 @@ def _join_context(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor
 
 
 class _JoinContext(torch.autograd.Function):
-    """Gathers the values of all ranks. The backward pass returns to each rank the gradient of its own values only,
-    because parameter gradients are summed over ranks.
+    """All-gathers the values of the context-parallel ranks. The backward pass slices the gradient for each rank instead
+    of summing it, because parameter gradients are summed over ranks.
     """
 
     @staticmethod
