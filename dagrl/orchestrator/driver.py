@@ -124,6 +124,7 @@ class Driver:
             if self._gave_up is not None:
                 raise self._gave_up
         except RunError:
+            await self._finish_checkpoints()
             await self._recorder.drain()
             raise
         finally:
@@ -134,6 +135,24 @@ class Driver:
             for lost in self._steps.lost(self.scheduler.committed):
                 with suppress(OSError):  # the disk may be full
                     self.trackers.add_lost(lost)
+
+    async def _finish_checkpoints(self) -> None:
+        """After a failure, finish the checkpoints of earlier steps that are being written."""
+        noted = False
+        while (saving := self._being_saved()) or not self._events.empty():
+            if saving and not noted:
+                self.trackers.note(f"the run has failed, and ends when step {saving[0].step} is saved")
+                noted = True
+            outcome = await self._events.get()
+            # Other failures follow from the first one. A save that fails is no longer among those that are running.
+            for command in [] if isinstance(outcome, BaseException) else self.scheduler.handle(outcome):
+                if isinstance(command, Save | Commit):
+                    self._begin(command)
+        with suppress(RunError, OSError):
+            await self._writer.join()
+
+    def _being_saved(self) -> list[Save | Commit]:
+        return [command for command in self._running.values() if isinstance(command, Save | Commit)]
 
     def request_stop(self) -> None:
         """Stop at the next step boundary, with a checkpoint."""
@@ -147,11 +166,12 @@ class Driver:
         outcomes = [await self._events.get()]
         while not self._events.empty():
             outcomes.append(self._events.get_nowait())
-        events: list[Event] = []
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-            events.append(outcome)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        events = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        if failures:
+            for event in events:
+                self._events.put_nowait(event)
+            raise failures[0]
         return events
 
     def _begin(self, command: Command) -> None:

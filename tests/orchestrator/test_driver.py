@@ -6,12 +6,16 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from plan_parts import ONE_RANK, executor, task
 
-from dagrl.config.schema import Pipeline
+from dagrl.config.schema import Pipeline, Scope
 from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.steps.record import OpenSteps
-from dagrl.scheduler.commands import Commit
+from dagrl.scheduler.commands import Command, Commit, Run, Save
+from dagrl.scheduler.plan import HOST, Executor, Plan
+from dagrl.scheduler.scheduler import Scheduler
+from dagrl.workers.errors import RunError
 
 
 def test_a_run_that_ends_during_the_rename_of_a_checkpoint_has_logged_its_step(lab) -> None:
@@ -40,3 +44,60 @@ def test_a_run_that_ends_during_the_rename_of_a_checkpoint_has_logged_its_step(l
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(driver._commit(Commit(3, save=True)))
     assert written == ["metrics", "checkpoint"]
+
+
+class _FailingInStepTwo(Driver):
+    """A driver whose commands do nothing; tasks of step 2 fail while `slow` of step 1 is under way."""
+
+    def __init__(self, plan: Plan, slow: type[Command], failing: tuple[str, ...]) -> None:
+        self.plan, self.scheduler, self._slow, self._failing = plan, Scheduler(plan), slow, failing
+        self._events, self._running, self._gave_up, self._unsaved = asyncio.Queue(), {}, None, None
+        self._slow_began, self.notes = asyncio.Event(), []
+
+        async def end() -> None:
+            pass
+
+        closed = SimpleNamespace(drain=end, join=end, close=lambda: None, cancel=lambda: None)
+        vars(self).update(
+            groups={HOST: SimpleNamespace(handles=[])},
+            trackers=SimpleNamespace(note=self.notes.append),
+            _recorder=closed,
+            _writer=closed,
+            _steps=SimpleNamespace(lost=lambda committed: []),
+            _offloader=SimpleNamespace(describe=lambda workers: ""),
+        )
+
+    async def _event_of(self, command: Command) -> None:
+        if isinstance(command, self._slow):
+            self._slow_began.set()
+            await asyncio.sleep(0.02)
+        elif isinstance(command, Run) and command.step == 2 and command.task in self._failing:
+            await self._slow_began.wait()
+            raise RunError("the judge does not answer")
+
+
+@pytest.mark.parametrize("slow", [Save, Commit])
+@pytest.mark.parametrize("failing", [("reward",), ("reward", "ref")])
+def test_the_step_before_a_failure_is_saved(slow: type[Command], failing: tuple[str, ...]) -> None:
+    tasks = (
+        task("prompts", HOST, scope=Scope.BATCH),
+        task("reward", HOST, "prompts"),
+        task("ref", "reference", "prompts"),
+        task("update", "actor", "reward", "ref", scope=Scope.BATCH, trains=True),
+    )
+    executors = {
+        HOST: Executor(HOST, None, ONE_RANK * 2),
+        "actor": executor("actor", "train", trained=True),
+        "reference": executor("reference", "other"),
+    }
+    plan = Plan(executors, tasks, shards=2, steps=3, save_every=1, max_staleness=1)
+
+    async def train() -> _FailingInStepTwo:
+        driver = _FailingInStepTwo(plan, slow, failing)
+        with pytest.raises(RunError, match="does not answer"):
+            await driver.train()
+        return driver
+
+    driver = asyncio.run(train())
+    assert driver.scheduler.committed == 1
+    assert len(driver.notes) == 1
