@@ -20,7 +20,7 @@ import numpy as np
 
 from dagrl.backends.base import RequestLimits
 from dagrl.config.schema import Pipeline, RolloutNode
-from dagrl.config.schema.rounds import over_sampled
+from dagrl.config.schema.rounds import groups_returned, over_sampled
 from dagrl.ops.work import Begun, Carried, PartialRollout, PausedGroup, PendingWeights, RolloutId
 from dagrl.orchestrator.groups.load_balancer import LoadBalancer, agent_limits, chunk_limits, gather_seconds
 from dagrl.orchestrator.groups.task_group import TaskGroup
@@ -283,9 +283,9 @@ class RolloutController:
 
         Otherwise the trainer would start on the last shard while the servers wait for new weights. A round with a
         filter ends when nothing more of it can arrive. With partial rollouts the step, its checkpoint and the next step
-        must not be ahead of the prompts that it leaves.
+        must not be ahead of the prompts that it leaves. A buffer must not add groups to a batch that is not closed.
         """
-        leaves = self._training and self._node.partial_rollout
+        leaves = self._training and (self._node.partial_rollout or groups_returned(self._pipeline) > 0)
         ends = self._reports.batch.complete(self._task.name) and (not self._missing or self._task.in_rounds or leaves)
         for shard in () if ends else shards:
             self._reports.shard_done(shard)

@@ -177,6 +177,7 @@ def ran(lab) -> Any:
         servers: int,
         *,
         partial: bool,
+        buffer: bool = False,
         begun=None,
         round_=None,
         agent=None,
@@ -184,6 +185,8 @@ def ran(lab) -> Any:
         declared = lab.tiny_pipeline()
         declared["data"]["prompts_per_step"] = needed
         declared["nodes"]["rollout"] |= {"n": N, "partial_rollout": partial, "agent": agent}
+        if buffer:
+            declared["nodes"]["buffer"] = {"op": "buffer", "groups_per_step": 1}
         if groups > needed:
             declared["nodes"]["rollout"]["over_sampling_batch_size"] = groups
         facts = RolloutFacts(carries=partial)
@@ -304,14 +307,15 @@ lives = st.dictionaries(st.integers(0, 3), st.integers(0, 8), max_size=4)
     needed=st.integers(1, 8),
     more=st.integers(0, 8),
     partial=st.booleans(),
+    buffer=st.booleans(),
 )
 def test_no_group_is_lost_or_added_twice_if_servers_die(
-    ran, limits, layout, patience, lives, needed, more, partial
+    ran, limits, layout, patience, lives, needed, more, partial, buffer
 ) -> None:
     fake = Servers(limits, patience)
     fake.lives = {worker_of(number): groups for number, groups in lives.items() if number < layout["servers"]}
     doomed = dict(fake.lives)
-    over = ran(fake, needed + more, needed, partial=partial, **layout)
+    over = ran(fake, needed + more, needed, partial=partial, buffer=buffer, **layout)
     shards = tuple(range(layout["shards"]))
     chosen = np.unique(over.index.rows(shards) // N).tolist()
     assert len(chosen) == needed
@@ -322,8 +326,8 @@ def test_no_group_is_lost_or_added_twice_if_servers_die(
     assert sorted([*left, *chosen]) == list(range(needed + more)), "lost, or there twice"
     assert len(over.shards) == len(set(over.shards))
     # Where servers have to be stopped first, the run goes on after its last shard, unless a later step begins with what
-    # it leaves.
-    goes_on = more and not partial
+    # it leaves, or a buffer adds to the batch.
+    goes_on = more and not partial and not buffer
     assert set(over.shards) == filled(over, layout) if goes_on else set(over.shards) < filled(over, layout)
     if doomed and all(groups == 0 for groups in doomed.values()) and len(doomed) == layout["servers"]:
         assert over.deaths, "nobody lived to sample anything"
