@@ -1,157 +1,23 @@
-"""Orders: any mixture, order and schedule, killed at any step, gives the sequence of an uninterrupted run."""
+"""Orders of the rows of sources, epoch after epoch, and their states."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dagrl.data.order.mixed import MixedSources, Stage, Stages
 from dagrl.data.order.order import PromptOrder
-from dagrl.data.order.own import OwnSampler
 from dagrl.data.order.passes import Adaptive, AdaptiveRules, Passes, in_order, shuffled
-from dagrl.data.order.sampler import Outcome, SourceRows, prompt_id, row_of, source_of
+from dagrl.data.order.sampler import Outcome, SourceRows, prompt_id
 
 
-class Remembers:
-    """A user's sampler, whose choice depends on all that it was told."""
-
-    def __init__(self, sources: dict[str, int], seed: int) -> None:
-        self.sources, self.told, self.next = sources, seed, 0
-
-    def take(self, count: int, step: int) -> list[tuple[str, int]]:
-        rows = [(name, row) for name, size in self.sources.items() for row in range(size)]
-        begin, self.next = self.told + self.next, self.next + count
-        return [rows[(begin + each) % len(rows)] for each in range(count)]
-
-    def observe(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            self.told = (31 * self.told + row["prompt"] + round(8 * row["reward"])) % 1009
-
-    def state(self) -> dict[str, int]:
-        return {"told": self.told, "next": self.next}
-
-    def load(self, state: dict[str, int]) -> None:
-        self.told, self.next = state["told"], state["next"]
-
-
-KINDS = ("shuffled", "file", "adaptive", "tokens", "stages", "own")
-
-
-def order_of(kind: str, sizes: list[int], weights: list[float], staleness: int) -> PromptOrder:
+def shuffled_order(sizes: list[int], staleness: int) -> PromptOrder:
     sources = [SourceRows(f"s{number}", size) for number, size in enumerate(sizes)]
-    if kind == "own":
-        sampler: Any = OwnSampler(Remembers, "mine:Remembers", {}, sources, 3)
-        return PromptOrder(sampler, sources, staleness, kind=kind)
-    rules = AdaptiveRules(0.2, 0.8, 2, "pass_rate", 0.1)
-    windows = [in_order(size) if kind == "file" else shuffled([size], (5, number)) for number, size in enumerate(sizes)]
-    orders: list[Any] = [
-        Adaptive(size, window, rules, (5, number, 0)) if kind == "adaptive" else Passes(size, window)
-        for number, (size, window) in enumerate(zip(sizes, windows, strict=True))
-    ]
-    stages = [Stage(tuple(weights))]
-    if kind == "stages":
-        turned = Stage(tuple(reversed(weights)), until_metric={"reward/mean": 0.5}, move_over=2)
-        stages = [Stage(tuple(weights), until_step=3), turned, Stage(tuple([1.0] * len(sizes)))]
-    sampler = MixedSources(sources, orders, Stages(stages), by_tokens=kind == "tokens", adaptive=kind == "adaptive")
-    return PromptOrder(sampler, sources, staleness, kind=kind)
-
-
-def reward_of(prompt: int, step: int) -> float:
-    """Any number that prompt and step determine."""
-    return (prompt * 2654435761 + step * 40503) % 997 % 9 / 8
-
-
-class Run:
-    """Steps that overlap by the staleness: each step's outcomes come just before its commit."""
-
-    def __init__(self, order: PromptOrder, plan: dict[int, list[int]], too_long: set[int], staleness: int) -> None:
-        self.order, self.plan, self.too_long, self.staleness = order, plan, too_long, staleness
-        self.taken: dict[int, list[int]] = {}
-        self.saved: dict[int, str] = {}
-
-    def go(self, first: int, last: int) -> None:
-        begun = first
-        for step in range(first, last + 1):
-            while begun <= min(last, step + self.staleness):
-                self.begin(begun)
-                begun += 1
-            self.end(step)
-
-    def begin(self, step: int) -> None:
-        self.taken[step] = []
-        for count in self.plan[step]:
-            ids = self.order.take(step, count)
-            while dropped := [each for each in ids if each in self.too_long]:
-                self.order.ahead(step + 1, count)
-                ids = self.order.replace(step, ids, dropped)
-            self.taken[step] += ids
-
-    def end(self, step: int) -> None:
-        outcomes = [
-            Outcome(each, reward_of(each, step), reward_of(each, step), 1 - reward_of(each, step), 1 + each % 7)
-            for each in reversed(self.taken[step])
-        ]
-        self.order.learn(step, outcomes[::2])
-        self.order.learn(step, outcomes, {"reward/mean": 0.1 * step, "other": 1.0})
-        self.saved[step] = json.dumps(self.order.after(step))
-        self.order.commit(step)
-
-
-@settings(deadline=None, max_examples=80)
-@given(
-    kind=st.sampled_from(KINDS),
-    sizes=st.lists(st.integers(4, 9), min_size=1, max_size=3),
-    draw=st.data(),
-    staleness=st.integers(0, 2),
-    killed_after=st.integers(1, 7),
-)
-def test_a_resumed_run_takes_the_prompts_of_an_uninterrupted_one(kind, sizes, draw, staleness, killed_after) -> None:
-    steps = 8
-    sizes = [size + 12 for size in sizes] if kind == "own" else sizes
-    weights = draw.draw(st.lists(st.integers(1, 5), min_size=len(sizes), max_size=len(sizes)))
-    # Rounds of a filter; prompts that were carried over make a round smaller.
-    rounds = st.lists(st.integers(0, 5), min_size=1, max_size=3)
-    plan = {step: draw.draw(rounds) for step in range(1, steps + 1)}
-    too_long = {
-        prompt_id(source, row)
-        for source, size in enumerate(sizes)
-        for row in draw.draw(st.sets(st.integers(0, size - 1), max_size=2))
-    }
-
-    def run() -> Run:
-        return Run(order_of(kind, sizes, weights, staleness), plan, too_long, staleness)
-
-    whole = run()
-    whole.go(1, steps)
-    killed = run()
-    killed.go(1, min(steps, killed_after + staleness))
-    resumed = run()
-    resumed.order.load(json.loads(whole.saved[killed_after]))
-    resumed.go(killed_after + 1, steps)
-    assert killed.saved[killed_after] == whole.saved[killed_after]
-    assert resumed.taken == {step: ids for step, ids in whole.taken.items() if step > killed_after}
-    assert {step: state for step, state in whole.saved.items() if step > killed_after} == resumed.saved
-    assert not too_long & {each for ids in whole.taken.values() for each in ids}
-    if kind in ("shuffled", "file", "tokens", "stages"):
-        for source, size in enumerate(sizes):
-            rows = [row_of(each) for step in whole.taken for each in whole.taken[step] if source_of(each) == source]
-            usable = sum(prompt_id(source, row) not in too_long for row in range(size))
-            assert_passes(rows, usable, ordered=not too_long)
-
-
-def assert_passes(rows: list[int], usable: int, *, ordered: bool) -> None:
-    """Each pass has each usable row once; a prompt that takes a place may come some places later."""
-    if ordered:
-        for begin in range(0, len(rows), usable):
-            assert len(set(rows[begin : begin + usable])) == len(rows[begin : begin + usable])
-    counts = Counter(rows).values()
-    assert not counts or max(counts) - (min(counts) if len(counts) == usable else 0) <= 1
+    orders = [Passes(size, shuffled([size], (5, number))) for number, size in enumerate(sizes)]
+    return PromptOrder(MixedSources(sources, orders, Stages([Stage((1.0,) * len(sizes))])), sources, staleness)
 
 
 @pytest.mark.parametrize("groups", [[1], [7], [3, 1, 5], [8192] * 20 + [17], [300_000, 200_000, 100_000], [0, 4, 0]])
@@ -215,7 +81,7 @@ def test_an_order_continues_with_other_sources_and_limits() -> None:
 
 
 def test_a_source_without_a_usable_prompt_ends_the_run() -> None:
-    order = order_of("shuffled", [2, 5], [1, 1], 0)
+    order = shuffled_order([2, 5], 0)
     ids = order.take(1, 4)
     with pytest.raises(ValueError, match=r"none of the 2 prompts of `s0` fits data\.max_prompt_tokens; raise that"):
         order.replace(1, ids, [0, 1])
@@ -270,7 +136,7 @@ def test_adaptive_says_that_no_row_is_usable() -> None:
 
 
 def test_the_steps_that_a_checkpoint_has_observed_are_not_negative() -> None:
-    order = order_of("shuffled", [4], [1], 2)
+    order = shuffled_order([4], 2)
     order.take(1, 2)
     assert order.after(1)["observed"] == 0
 

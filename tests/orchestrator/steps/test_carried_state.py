@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dagrl.config.schema import Pipeline
 from dagrl.data.stats import Stat
@@ -70,34 +68,6 @@ def test_without_a_target_the_weight_is_the_files():
     control = KlControl(pipeline(target_kl=None), {}, first_step=1)
     control.add("advantage", 1, block([0.5] * 500))
     assert (control.weight("advantage", 2), control.weight("other", 2), control.after(1)) == (None, None, {})
-
-
-@settings(deadline=None)
-@given(
-    st.integers(0, 3),
-    st.lists(st.floats(-0.5, 0.5), min_size=8, max_size=8),
-    st.integers(1, 7),
-)
-def test_a_resumed_run_continues_with_the_weights_of_one_that_was_not_stopped(staleness, divergences, stop):
-    whole = KlControl(pipeline(staleness), {}, first_step=1)
-    weights = []
-    for step, divergence in enumerate(divergences, start=1):
-        weights.append(whole.weight("advantage", step))
-        whole.add("advantage", step, block([divergence] * 300))
-        whole.commit(step)
-
-    first = KlControl(pipeline(staleness), {}, first_step=1)
-    for step, divergence in enumerate(divergences[:stop], start=1):
-        first.add("advantage", step, block([divergence] * 300))
-        kept = first.after(step)
-        first.commit(step)
-    second = KlControl(pipeline(staleness), kept, first_step=stop + 1)
-    resumed = []
-    for step, divergence in enumerate(divergences[stop:], start=stop + 1):
-        resumed.append(second.weight("advantage", step))
-        second.add("advantage", step, block([divergence] * 300))
-        second.commit(step)
-    assert resumed == weights[stop:]
 
 
 def test_a_run_resumed_with_another_staleness_continues():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dagrl.config.schema import Pipeline, Scope
 from dagrl.data.stats import Stat
@@ -52,25 +50,3 @@ def test_other_estimators_have_none() -> None:
     baselines.add(task(), 1, block({"a": 2.0}))
     baselines.commit(1)
     assert (baselines.before("advantage", 2), baselines.before("other", 2), baselines.after(1)) == ({}, {}, {})
-
-
-@settings(deadline=None)
-@given(st.integers(0, 3), st.lists(st.floats(-2, 2), min_size=8, max_size=8), st.integers(1, 7))
-def test_a_resumed_run_continues_with_the_baselines_of_one_that_was_not_stopped(ahead, rewards, stop) -> None:
-    def run(baselines: RoleBaselines, first: int, last: int) -> tuple[list[float], dict]:
-        """Steps run `ahead` of the newest committed one."""
-        begun, kept = [], {}
-        for step in range(first, last + ahead + 1):
-            if step <= 8:
-                before = baselines.before("advantage", step).get("a", 0.0)
-                begun.append(before)
-                baselines.add(task(), step, block({"a": 0.5 * before + 0.5 * rewards[step - 1]}))
-            if first <= (committed := step - ahead) <= last:
-                kept = baselines.after(committed)
-                baselines.commit(committed)
-        return begun[: last - first + 1], kept
-
-    whole, _ = run(RoleBaselines(pipeline(), {}, first_step=1), 1, 8)
-    first, kept = run(RoleBaselines(pipeline(), {}, first_step=1), 1, stop)
-    second, _ = run(RoleBaselines(pipeline(), kept, first_step=stop + 1), stop + 1, 8)
-    assert first + second == whole
