@@ -140,34 +140,53 @@ _SCHEMA = pa.schema([(name, _FIELDS.get(name, pa.int64())) for name in Entry._fi
 class BufferFiles:
     """The files of one buffer."""
 
-    def __init__(self, folder: Path, origin: Mapping[str, str]) -> None:
+    def __init__(self, run_dir: Path, node: str, origin: Mapping[str, str]) -> None:
         """`origin`: properties that all rows of the buffer share, such as ``tokenizer`` -> a hash."""
-        self._folder, self._origin = folder, dict(origin)
+        self._folder, self._origin = run_dir / "buffer" / node, dict(origin)
+
+    def check(self, step: int, columns: Collection[str], rows: int) -> None:
+        """Check that the groups in the buffer after `step` may return to a run with these columns, and `rows` a group.
+
+        Raises ValueError if they may not, or if a file is missing or damaged.
+        """
+        entries, origin = self._read_index(step)
+        remedy = "remove it to begin with an empty one, or use another run folder"
+        for what, value in self._origin.items() if entries else ():
+            if origin.get(what) != value:
+                raise ValueError(f"the buffer {self._folder} is of another {what} than the run's; {remedy}")
+        if (most := max((entry.rows for entry in entries), default=0)) > rows:
+            message = f"the buffer {self._folder} has a group of {most} rows, and groups of this run have {rows}"
+            raise ValueError(f"{message}; keep the rollout's `n`, or {remedy}")
+        for path in map(self._rows, sorted({entry.file for entry in entries})):
+            try:
+                names = pq.read_schema(path).names
+            except (OSError, pa.ArrowException) as error:
+                raise self._damaged(path, error) from error
+            if missing := [name for name in columns if name not in names]:
+                message = f"the groups in {path} lack the column `{missing[0]}`, which a node reads now"
+                raise ValueError(f"{message}; remove {self._folder} to begin with an empty buffer")
 
     def entries(self, step: int) -> list[Entry]:
         """The groups in the buffer after `step`; none before the first one.
 
-        Raises ValueError if the index is missing or damaged, or has another origin.
+        Raises ValueError if the index is missing or damaged.
         """
+        return self._read_index(step)[0]
+
+    def _read_index(self, step: int) -> tuple[list[Entry], dict[str, str]]:
+        """The groups after `step`, and their origin."""
         path = self._index(step)
         if step < 1 or not (path.exists() or self._steps("index") or self._steps("step")):
-            return []
+            return [], {}
         try:
             table = pq.read_table(path)
             entries = [Entry(**row) for row in table.select(Entry._fields).to_pylist()]
-            origin = json.loads((table.schema.metadata or {}).get(_ORIGIN, b"{}"))
+            return entries, json.loads((table.schema.metadata or {}).get(_ORIGIN, b"{}"))
         except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
             raise self._damaged(path, error) from error
-        for what, value in self._origin.items():
-            if origin.get(what) != value:
-                raise ValueError(
-                    f"the buffer {self._folder} is of another {what} than the run's; remove it to begin with an empty "
-                    "one, or use another run folder"
-                )
-        return entries
 
     def read(self, entries: Sequence[Entry], columns: Collection[str]) -> list[dict[str, Column]]:
-        """The columns of groups. Raises ValueError if a file is missing or damaged, or lacks a column."""
+        """The columns of groups. Raises ValueError if a file is missing or damaged."""
         files: dict[int, pq.ParquetFile] = {}
         return [self._group(entry, columns, files) for entry in entries]
 
@@ -220,17 +239,9 @@ class BufferFiles:
         try:
             if entry.file not in files:
                 files[entry.file] = pq.ParquetFile(path)
-            missing = [name for name in columns or () if name not in files[entry.file].schema_arrow.names]
-            if not missing:
-                return columns_of(
-                    files[entry.file].read_row_group(entry.place, None if columns is None else [*columns])
-                )
+            return columns_of(files[entry.file].read_row_group(entry.place, None if columns is None else [*columns]))
         except (OSError, pa.ArrowException, ValueError) as error:
             raise self._damaged(path, error) from error
-        raise ValueError(
-            f"the groups in {path} lack the column `{missing[0]}`, which a node reads now; remove {self._folder} to "
-            "begin with an empty buffer"
-        )
 
     def _damaged(self, path: Path, error: object) -> ValueError:
         what = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"

@@ -13,6 +13,11 @@ _OF_THE_COPY = ("_name_or_path", "transformers_version", "torch_dtype", "dtype",
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tiktoken.model", "tekken.json")
 
 
+def fingerprints(model: ModelSpec) -> dict[str, str]:
+    """What stored samples share with a run. Weights may differ, because samples have their own log-probs."""
+    return {"model": model_fingerprint(model), "tokenizer": tokenizer_fingerprint(model)}
+
+
 def model_fingerprint(model: ModelSpec) -> str:
     """The fingerprint of a model's config: weights may differ. ValueError or OSError if it cannot be read."""
     fields = {name: value for name, value in read_config(model).items() if name not in _OF_THE_COPY}

@@ -12,7 +12,7 @@ from dagrl.config.schema import BufferNode
 from dagrl.data.batch import Batch, Column
 from dagrl.data.replay_buffer import BufferFiles, Entry, admitted, chosen, kept
 from dagrl.data.stats import Stat
-from dagrl.model_files.fingerprint import model_fingerprint, tokenizer_fingerprint
+from dagrl.model_files.fingerprint import fingerprints
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.trajectories import first_rows, own_rows
 from dagrl.ops.work import BufferWork
@@ -24,14 +24,12 @@ _IDS = ("sample_id", "group_id")
 def buffer(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield the step's rows unchanged, then the returned rows under new ids.
 
-    Raises ValueError for files that are damaged or belong to another model, OSError on a full disk.
+    Raises ValueError for files that are damaged, OSError on a full disk.
     """
     (part,) = parts
     node, work = context.declared(BufferNode), context.work_as(BufferWork)
-    files = BufferFiles(
-        context.resources.run_dir / "buffer" / str(work.node),
-        context.resources.once("origin", lambda: _origin(context)),
-    )
+    origin = context.resources.once("origin", lambda: fingerprints(context.pipeline.model))
+    files = BufferFiles(context.resources.run_dir, str(work.node), origin)
     names = [name for name in work.outputs if name in part.batch]
     before = files.entries(context.step - 1)
     returned = chosen(before, node, step=context.step, seed=context.pipeline.run.seed)
@@ -68,11 +66,6 @@ def _renamed(groups: Sequence[Mapping[str, Column]], like: Batch, context: Conte
     renamed = []
     for number, columns in enumerate(groups, first):
         count = len(next(iter(columns.values())))
-        if count > stride:
-            raise ValueError(
-                f"the buffer has a group of {count} rows, and groups of this run have {stride}; keep the rollout's "
-                f"`n`, or remove {context.resources.run_dir / 'buffer'} to begin with an empty buffer"
-            )
         rows = number * stride + np.arange(count, dtype=np.int64)
         ids = {"sample_id": rows, "group_id": np.full(count, number, dtype=np.int64)}
         given = {name: Column(values) for name, values in ids.items() if name in like}
@@ -127,9 +120,3 @@ def _needed_steps(context: Context) -> set[int]:
     newest = max(saved, default=0)
     due = range(newest + 1, context.step) if save_every else ()
     return {*saved, *range(committed, context.step), *(step for step in due if step % (save_every or 1) == 0)}
-
-
-def _origin(context: Context) -> dict[str, str]:
-    """Properties that rows of the buffer share with the run. Weights may differ: rows have their own log-probs."""
-    model = context.pipeline.model
-    return {"model": model_fingerprint(model), "tokenizer": tokenizer_fingerprint(model)}

@@ -17,6 +17,7 @@ from dagrl.orchestrator.cluster.session import while_ray_lives
 from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.exchange import Exchange, open_exchange
 from dagrl.orchestrator.export import policies
+from dagrl.orchestrator.folder.buffers import check_buffers
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.run_folder import RunFolder, open_run_folder
 from dagrl.orchestrator.groups.task_group import run_with_notes
@@ -96,6 +97,8 @@ def _go_on(
             return RunOutcome(done, stopped=False, before=True, changed=folder.changed)
         exchange = open_exchange(prepared, folder, experience or run_dir / "experience")
         exchange.check()
+        if not alone:
+            check_buffers(prepared, folder)
         with _opened(loaded, folder, verbosity) as trackers:
             changed = folder.changed and f"changed since the last start of the run: {folder.changed}"
             for note in filter(None, (failure, *folder.torn, changed)):

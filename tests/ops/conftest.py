@@ -116,12 +116,6 @@ def bench(tmp_path: Path) -> Bench:
 
 
 @pytest.fixture(scope="session")
-def bench_in() -> type[Bench]:
-    """Makes a bench in a folder."""
-    return Bench
-
-
-@pytest.fixture(scope="session")
 def clean_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """A bench that no test writes files with, for hypothesis to use again and again."""
     return Bench(tmp_path_factory.mktemp("bench"))

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from work import changed
 
 from dagrl.algorithms.objective import PolicyObjective
@@ -247,35 +245,6 @@ def test_an_empty_folder_is_an_empty_buffer(bench, step) -> None:
     assert not len(returned.rows)
 
 
-@pytest.mark.parametrize(("what", "edits"), [
-    ("model", {"init": {"model_type": "qwen3", "hidden_size": 8}}),
-    ("tokenizer", {"init": {"model_type": "qwen3"}, "tokenizer": {"kind": "characters", "alphabet": "0123456789=+"}}),
-])  # fmt: skip
-def test_a_buffer_of_another_model_is_refused(bench, step, what, edits) -> None:
-    step(1)
-    nodes = {"replay": {"op": "buffer", "groups_per_step": 2}}
-    model = {"tokenizer": {"kind": "characters", "alphabet": "0123456789+="}, **edits}
-    context = bench.context("replay", step=2, nodes=nodes, model=model)
-    context = changed(context, outputs={name: name for name in NAMES})
-    with pytest.raises(ValueError, match=f"is of another {what} than the run's; remove it"):
-        list(buffer([OpInput(0, batch_of(bench, 2))], context))
-
-
-def test_a_column_that_old_groups_lack_is_named(bench, step) -> None:
-    step(1, names=NAMES[:-1])
-    with pytest.raises(ValueError, match="lack the column `reward`, which a node reads now; remove"):
-        step(2)
-
-
-def test_a_group_larger_than_those_of_the_run_is_refused(bench, step) -> None:
-    step(1)
-    nodes = {"rollout": {**ROLLOUT, "n": 1}, "replay": {"op": "buffer", "groups_per_step": 2}}
-    context = bench.context("replay", step=2, nodes=nodes)
-    context = changed(context, outputs={name: name for name in NAMES})
-    with pytest.raises(ValueError, match="a group of 2 rows, and groups of this run have 1; keep the rollout's `n`"):
-        list(buffer([OpInput(0, batch_of(bench, 2))], context))
-
-
 def test_a_full_disk_is_an_error_that_names_the_file(bench, step) -> None:
     folder = bench.folder / "run" / "buffer" / "replay"
     folder.mkdir(parents=True)
@@ -347,57 +316,3 @@ def test_the_ratio_of_a_returned_sample_is_that_to_the_policy_that_sampled_it(be
     # The gradient of -mean(r A) is -r / tokens, with r = exp(current - log-prob under which it was sampled, in step 1).
     sampled = np.array([value for row in range(4) for value in (-1, -row)])
     np.testing.assert_allclose(current.grad.numpy(), -np.exp(-0.5 - sampled) / count, rtol=1e-6)
-
-
-@settings(max_examples=12, deadline=None)
-@given(
-    policy=st.sampled_from(["uniform", "fifo", "prioritised", "best", "successes"]),
-    options=st.fixed_dictionaries(
-        {},
-        optional={
-            "capacity": st.integers(4, 16),
-            "max_age": st.integers(1, 4),
-            "max_uses": st.integers(1, 2),
-            "groups_per_step": st.integers(1, 3),
-        },
-    ),
-    save_every=st.integers(1, 4),
-    overlap=st.integers(0, 2),
-    kills=st.lists(st.integers(1, 9), max_size=3),
-    seed=st.integers(0, 2),
-)
-def test_a_run_killed_at_any_step_returns_the_same_groups(
-    bench_in, tmp_path_factory, policy, options, save_every, overlap, kills, seed
-) -> None:
-    steps, run = 10, {"steps": 10, "save_every": save_every, "seed": seed, "keep": 2}
-    node = {"op": "buffer", "groups_per_step": 2, "policy": policy, "hard_below": 0.9, **options}
-    if policy != "successes":
-        del node["hard_below"]
-
-    def returned_in(bench, number: int) -> list:
-        random = np.random.default_rng(number)
-        rewards = random.integers(0, 3, (3, 2)).tolist()
-        context = bench.context("replay", step=number, nodes={"rollout": ROLLOUT, "replay": node}, run=run)
-        context = changed(context, outputs={name: name for name in NAMES}, committed=max(0, number - 1 - overlap))
-        _, returned = buffer([OpInput(0, batch_of(bench, number, rewards=rewards, groups=range(3)))], context)
-        return [column.values.tolist() for column in returned.columns.values()]
-
-    def ran(kills: list[int]) -> dict[int, list]:
-        bench = bench_in(tmp_path_factory.mktemp("killed"))
-        checkpoints = bench.folder / "run" / "checkpoints"
-        found, step, kills = {}, 1, sorted(kills)
-        while step <= steps:
-            found[step] = returned_in(bench, step)
-            # Checkpoints come when the step is committed, which is later than its buffer's run.
-            committed = step - overlap
-            if committed >= 1 and committed % save_every == 0:
-                (checkpoints / f"step_{committed}").mkdir(parents=True, exist_ok=True)
-                for old in sorted(checkpoints.iterdir(), key=lambda path: int(path.name[5:]))[:-2]:
-                    old.rmdir()
-            if kills and step == kills[0]:
-                kills.pop(0)
-                step = max((int(path.name[5:]) for path in checkpoints.glob("*")), default=0)
-            step += 1
-        return found
-
-    assert ran(kills) == ran([])

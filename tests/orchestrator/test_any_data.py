@@ -93,8 +93,8 @@ def any_pipeline(tiny: Pipe, chance: Random) -> tuple[str, Pipe, TooLong]:
     count = chance.randint(2, 5)
     pipeline["data"] |= {"train": train, "val": None, "prompts_per_step": count, **order(kind, names, chance)}
     pipeline["schedule"] = {"shards_per_step": chance.randint(1, 2), "max_staleness": chance.randint(0, 2)}
-    pipeline["run"] |= {"steps": STEPS, "validate_every": None, "save_every": chance.randint(1, 3), "keep": "all"}
-    pipeline["run"] |= {"samples_per_step": 0}
+    pipeline["run"] |= {"steps": STEPS, "validate_every": None, "samples_per_step": 0}
+    pipeline["run"] |= {"save_every": chance.randint(1, 3), "keep": chance.choice([1, 2, "all"])}
     nodes["reward"]["fn"] = "data_of_test:even"
     nodes["update"] = {"op": "update", "engine": "actor", "read": {"old_logprob": "rollout_logprob"}}
     if maybe():
@@ -110,9 +110,12 @@ def any_pipeline(tiny: Pipe, chance: Random) -> tuple[str, Pipe, TooLong]:
     if maybe():
         nodes["rollout"] |= {"over_sampling_batch_size": begun + chance.randint(1, 4), "partial_rollout": maybe()}
     if maybe():
-        policy = chance.choice(["uniform", "fifo", "prioritised", "best"])
-        limits = {"max_uses": chance.randint(1, 3), "capacity": chance.randint(6, 24), "keep": "all"}
-        nodes["buffer"] = {"op": "buffer", "groups_per_step": 2, "policy": policy, **limits}
+        buffer = {"op": "buffer", "groups_per_step": chance.randint(1, 3)}
+        buffer["policy"] = chance.choice(["uniform", "fifo", "prioritised", "best", "successes"])
+        limits = {"max_uses": chance.randint(1, 3), "max_age": chance.randint(1, 4), "capacity": chance.randint(6, 24)}
+        nodes["buffer"] = buffer | {name: value for name, value in limits.items() if maybe()} | {"keep": "all"}
+        if buffer["policy"] == "successes":
+            nodes["buffer"]["hard_below"] = 0.9
     return kind, pipeline, long
 
 
@@ -242,7 +245,7 @@ COMMON: dict[str, Any] = {
 }
 
 
-@settings(max_examples=14, **COMMON)
+@settings(max_examples=15, **COMMON)
 @given(seed=st.integers(0, 2**32))
 def test_a_killed_run_is_the_uninterrupted_one(folder: Path, lab: Any, without_ray: None, seed: int) -> None:  # noqa: F811
     check(folder, lab.tiny_pipeline(), seed)
