@@ -108,6 +108,20 @@ def test_says_in_how_many_rounds_a_filter_is_thought_to_fill_a_step(pipeline, ca
     assert "in 3 rounds, as `keep` is expected to keep 40% of the groups" in capsys.readouterr().out
 
 
+def test_says_that_all_rows_are_counted_where_a_node_chooses_them_in_the_run(pipeline, capsys):
+    judge = (
+        "{op: judge, endpoint: 'http://judge/v1', model: m, prompt: '{response}', write: judged, rows: {%s: [train]}}"
+    )
+    for column, said in (("data_source", True), ("data_set", False)):
+        merge = "nodes.merged={op: merge, columns: [judged, right], write: reward}"
+        call = ["plan", str(pipeline), f"nodes.judged={judge % column}", "nodes.reward.write=right", merge]
+        assert main(call) == 0
+        output = capsys.readouterr().out
+        assert (
+            "with all rows for `judged`: which of them its `rows` choose is known only in the run" in output
+        ) == said
+
+
 def test_proposes_layouts_as_overrides(capsys):
     template = str(Path(__file__).parents[2] / "dag_templates" / "qwen3_8b_megatron.yaml")
     call = ["plan", template, "data.prompts_per_step=16", "--gpu", "H200", "--search", "--gpus", "2", "--json"]

@@ -12,6 +12,7 @@ import yaml
 from dagrl.backends.families.registry import model_shape
 from dagrl.backends.fit import engine_memory
 from dagrl.backends.planning.gpus import gpu_named
+from dagrl.planner.cost.bound import step_bound
 from dagrl.planner.cost.costs import PipelineCosts
 from dagrl.planner.cost.estimate import estimate_step
 from dagrl.scheduler.placement import make_plan
@@ -40,7 +41,7 @@ def planned(tmp_path: Path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(QWEN3))
 
-    def make(backend: str = "sglang", gpus: int = 2, **judge: Any) -> PipelineCosts:
+    def make(backend: str = "sglang", gpus: int = 2, data: Any = None, **judge: Any) -> PipelineCosts:
         pipeline: dict[str, Any] = {
             "name": "judged",
             "model": {"path": "policy"},
@@ -63,6 +64,12 @@ def planned(tmp_path: Path):
             },
             "run": {"steps": 10},
         }
+        if "rows" in judge:
+            nodes = pipeline["nodes"]
+            nodes["right"] = {"op": "reward", "fn": "exact", "write": "right"}
+            nodes["reward"]["write"] = "judged"
+            nodes["merged"] = {"op": "merge", "columns": ["judged", "right"], "write": "reward"}
+        pipeline["data"] |= data or {}
         path = tmp_path / "p.yaml"
         path.write_text(yaml.safe_dump(pipeline))
         checked = check_file(path, with_files=False)
@@ -102,3 +109,36 @@ def test_a_judges_engine_needs_room_for_its_longest_question_and_reply(planned) 
 
     short, long = cache(max_prompt_tokens=8192), cache(max_prompt_tokens=32768)
     assert long / short == pytest.approx((32768 + 1024) / (8192 + 1024))
+
+
+SOURCES = {"essays": {"path": "essays.parquet", "weight": 1, "n": 4}, "sums": {"path": "sums.parquet", "weight": 2}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "data", "share"),
+    [
+        # 1 x 4 of 1 x 4 + 2 x 8 responses.
+        ({"data_set": ["essays"]}, {}, 0.2),
+        ({"data_set": ["sums", "essays"]}, {}, 1.0),
+        ({"data_set": ["essays"]}, {"weights_by": "tokens"}, None),
+        ({"data_set": ["essays"]}, {"order": {"stages": [{"weights": {"sums": 1}}]}}, None),
+        ({"data_source": ["essays"]}, {}, None),
+        ({"data_set": ["essays"], "data_source": ["a"]}, {}, None),
+    ],
+)
+@pytest.mark.parametrize("own", [{"engine": "wise"}, ENDPOINT])
+def test_a_judge_of_some_sources_takes_as_long_as_their_share(planned, own, rows, data, share) -> None:
+    costs = planned(data={"train": SOURCES, **data}, **own, rows=rows)
+    task = costs.plan.task("reward")
+    assert costs.rows(task) == round(128 * 20 / 3)
+    assert costs.computed_rows(task) == round(costs.rows(task) * (1.0 if share is None else share))
+    assert (costs.chosen_sources(costs.pipeline.nodes["reward"]) is None) == (share is None)
+    if own is ENDPOINT:
+        assert reward_seconds(costs) == pytest.approx(costs.computed_rows(task) * 512 * 0.015 / 32, rel=0.01)
+
+
+def test_a_judge_of_sources_that_have_no_weight_takes_no_time(planned) -> None:
+    sources = {**SOURCES, "essays": {**SOURCES["essays"], "weight": 0}}
+    costs = planned(engine="wise", data={"train": sources}, rows={"data_set": ["essays"]})
+    assert reward_seconds(costs) < 0.1
+    assert step_bound(costs, [gpu_named("H200")] * 8).seconds > 0

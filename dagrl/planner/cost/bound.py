@@ -74,7 +74,9 @@ def _share_in_chain(task: PlannedTask) -> float:
 def _work(costs: PipelineCosts, task: PlannedTask) -> _Work:
     node, engine = costs.pipeline.nodes.get(task.node), costs.engines[task.executor]
     flops, lengths = model_flops(engine.engine.shape), costs.lengths(task)
-    rows = costs.rows(task) * costs.plan.rounds_of(task)
+    rows = costs.computed_rows(task) * costs.plan.rounds_of(task)
+    if not rows:
+        return _Work(0.0, 0.0)
     if isinstance(node, JudgeNode):
         return _generation(flops, engine.server, lengths_of_judgements(node, lengths), rows, 1)
     if task.generates:

@@ -28,6 +28,7 @@ from dagrl.config.schema import (
     RewardNode,
     RolloutNode,
     Scope,
+    SelectiveNode,
     TrainingNode,
 )
 from dagrl.config.schema.engine import Transport
@@ -152,15 +153,39 @@ class PipelineCosts:
         """The rows of those prompts."""
         return round(self.prompts(task) * self._mean_group(task))
 
+    def computed_rows(self, task: PlannedTask) -> int:
+        """The rows that a node with ``rows`` computes, if these are known; else all rows."""
+        node = self.pipeline.nodes.get(task.node)
+        chosen = self.chosen_sources(node) if isinstance(node, SelectiveNode) and node.rows is not None else None
+        if chosen is None:
+            return self.rows(task)
+        rows = {name: size * self._weights(task)[name] for name, size in self._group_sizes(task).items()}
+        share = sum(rows[name] for name in rows if name in chosen) / (sum(rows.values()) or 1.0)
+        return round(self.rows(task) * share)
+
+    def chosen_sources(self, node: SelectiveNode) -> set[str] | None:
+        """The sources whose rows a node with ``rows`` computes. None if its rows, or shares of sources, are unknown."""
+        data = self.pipeline.data
+        varying = data.weights_by == "tokens" or data.ordering.stages or data.ordering.sampler is not None
+        if not isinstance(node.rows, dict) or node.rows.keys() != {"data_set"} or (varying and len(data.sources) > 1):
+            return None
+        return {str(name) for name in node.rows["data_set"]}
+
     def per_prompt(self, task: PlannedTask) -> int:
         """Rows of a prompt, rounded if sources or validation sets have different numbers."""
         return max(1, round(self._mean_group(task)))
 
     def _mean_group(self, task: PlannedTask) -> float:
-        validation, data = task.rows is Rows.VALIDATION, self.pipeline.data
-        sizes = self.pipeline.group_sizes(validation=validation)
-        weights = {name: 1.0 if validation else data.sources[name].weight for name in sizes}
+        sizes, weights = self._group_sizes(task), self._weights(task)
         return sum(size * weights[name] for name, size in sizes.items()) / (sum(weights.values()) or 1.0)
+
+    def _group_sizes(self, task: PlannedTask) -> dict[str, int]:
+        return self.pipeline.group_sizes(validation=task.rows is Rows.VALIDATION)
+
+    def _weights(self, task: PlannedTask) -> dict[str, float]:
+        """Source, or validation set -> weight of its prompts."""
+        validation, sources = task.rows is Rows.VALIDATION, self.pipeline.data.sources
+        return {name: 1.0 if validation else sources[name].weight for name in self._group_sizes(task)}
 
     def lengths(self, task: PlannedTask) -> Lengths:
         if task.sampled_by is None and self.pipeline.is_offline:
@@ -187,6 +212,8 @@ class PipelineCosts:
             match node:
                 case RolloutNode():
                     ends = self._rollout(task, node, shards)
+                case SelectiveNode() if not self.computed_rows(task):
+                    ends = [0.0] * shards
                 case JudgeNode() if node.engine:
                     ends = [self._judgements(task, node, share)] * shards
                 case TrainingNode() if task.trains:
@@ -194,7 +221,7 @@ class PipelineCosts:
                 case PackingNode() if task.engine:
                     ends = [self._pass(task, node.tokens_per_micro_batch, share)] * shards
                 case _:
-                    ends = [_host_seconds(node, task.node, self.rows(task) * share, self.pipeline)] * shards
+                    ends = [_host_seconds(node, task.node, self.computed_rows(task) * share, self.pipeline)] * shards
             self._known[name, shards] = [_CALL_S + end for end in ends]
         return self._known[name, shards]
 
@@ -203,7 +230,7 @@ class PipelineCosts:
         engine = self.engines[task.executor]
         cuts = 1 if task.scope is Scope.BATCH else min(self.plan.shards, self.prompts(task))
         shards = max(1, round(cuts * share))
-        rows, together = self.rows(task) * share / shards, self.per_prompt(task)
+        rows, together = self.computed_rows(task) * share / shards, self.per_prompt(task)
         batch = PlannedBatch(rows, self.lengths(task), tokens_per_micro_batch, together)
         seconds = shards * engine.forward(batch) + self._reconnecting(task) * share
         if (task.frozen or task.averaged) and engine.engine.executor.trained:
@@ -213,7 +240,7 @@ class PipelineCosts:
 
     def _judgements(self, task: PlannedTask, node: JudgeNode, share: float) -> float:
         engine = self.engines[task.executor]
-        rows = math.ceil(self.rows(task) * share / engine.engine.executor.replicas)
+        rows = math.ceil(self.computed_rows(task) * share / engine.engine.executor.replicas)
         return shard_ends(engine.server, Generation(rows, 1, lengths_of_judgements(node, self.lengths(task))))[-1]
 
     def _update(self, task: PlannedTask, node: TrainingNode, share: float) -> float:

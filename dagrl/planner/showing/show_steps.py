@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from dagrl.backends.planning.gpus import Gpu, gpu_named
 from dagrl.config.errors import counted
-from dagrl.config.schema import FilterNode, NodeBase, RolloutNode
+from dagrl.config.schema import FilterNode, NodeBase, RolloutNode, SelectiveNode
 from dagrl.config.schema.rounds import groups_returned
 from dagrl.planner.cost.bound import StepBound, step_bound
 from dagrl.planner.cost.calibration import Applied, Calibration, RunTimes, applied, devices_of
@@ -63,6 +63,11 @@ def step_section(report: Report, assumed: Assumed, times: RunTimes | None = None
         content.append(f"  {_rounds(pipeline.nodes[chooser], chooser, report.fit.plan.expected_rounds)}")
     if buffer := next((task.node for task in report.fit.plan.tasks if task.replays), None):
         content.append(f"  with {groups_returned(pipeline)} groups that `{buffer}` returns once it holds that many")
+    content += [
+        f"  with all rows for `{name}`: which of them its `rows` choose is known only in the run"
+        for name, node in pipeline.nodes.items()
+        if isinstance(node, SelectiveNode) and node.rows is not None and costs.chosen_sources(node) is None
+    ]
     content += [f"  {_answers(name, node)}" for name, node in pipeline.rollouts.items() if node.multi_turn]
     on_cpu = any(group.is_cpu for group in pipeline.groups.values())
     if on_cpu and times is None:
