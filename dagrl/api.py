@@ -15,7 +15,7 @@ from dagrl.resources import pipeline_file
 if TYPE_CHECKING:
     import networkx
 
-_OUT_OF_TIME, _INTERRUPTED = 4, 130
+_OUT_OF_TIME, _ALARM, _INTERRUPTED = 4, 5, 130
 _WARNING = "dagrl run: warning: "
 
 
@@ -134,10 +134,10 @@ class PipelineHandle:
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         lines = text.splitlines()
-        warnings = [line for line in lines if code in (0, _OUT_OF_TIME) or line.startswith(_WARNING)]
+        warnings = [line for line in lines if code in (0, _OUT_OF_TIME, _ALARM) or line.startswith(_WARNING)]
         for line in warnings:
             print(line, file=sys.stderr)
-        if code not in (0, _OUT_OF_TIME):
+        if code not in (0, _OUT_OF_TIME, _ALARM):
             failure = "\n".join(line for line in lines if not line.startswith(_WARNING))
             raise RunFailedError(failure or f"dagrl run exited with {code}")
         record = read_run(folder)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _DOES_NOT_FIT = 3
 _OUT_OF_TIME = 4
+_ALARM = 5
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="check, plan, and print what would be started; start and write nothing")
 ]
@@ -51,7 +52,7 @@ def run(
 
     With run.val_only=true, validate that checkpoint, or the start weights, and train nothing.
     Ctrl-C saves and stops. Exits 0 at the end; 1 if the run failed, with node, worker and cause on the last lines; 4 if
-    run.stop_after has stopped it.
+    run.stop_after has stopped it, 5 if run.stop_when has.
 
     Examples:
         dagrl run pipeline.yaml
@@ -113,7 +114,7 @@ def _run(prepared: PreparedPipeline, folder: Path, experience: Path, verbosity: 
         from dagrl.reporting.summary import closing_text
 
         print(closing_text(outcome, folder))
-    return _OUT_OF_TIME if outcome.out_of_time else 0
+    return _ALARM if outcome.alarm else _OUT_OF_TIME if outcome.out_of_time else 0
 
 
 def _dry_run(pipeline: Path, overrides: list[str], run_dir: Path | None, part: PartOptions | None) -> int:

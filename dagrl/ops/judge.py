@@ -48,6 +48,8 @@ class _JudgeScore:
 
     value: float
     failed: bool = False
+    unanswered: bool = False
+    """Whether it failed because the endpoint has not answered."""
     tokens: int | None = None
 
 
@@ -85,6 +87,8 @@ def _output(
         **reward_stats(node, scores),
         **({"judge/reply_tokens": Stat.of(counted)} if counted else {}),
     }
+    if node.endpoint and node.on_error != "stop":
+        stats["failed/judge"] = Stat.of([score.unanswered for score in judge_scores])
     sampled = sum(counted) if node.engine else 0
     spread = spread_values(scores, rows, len(part.batch) // sequences).values
     columns = {"reward": Column(np.repeat(spread, sequences))}
@@ -252,7 +256,9 @@ def _judge_score(
         raise JudgeError(f"the judge cannot be asked: {error}") from error
     except (EndpointError, ValueError) as error:
         if node.on_error != "stop":
-            return _JudgeScore(float(node.on_error), failed=True, tokens=answer.tokens if answer else None)
+            unanswered = isinstance(error, EndpointError)
+            tokens = answer.tokens if answer else None
+            return _JudgeScore(float(node.on_error), failed=True, unanswered=unanswered, tokens=tokens)
         what = f"there is no score in the judge's reply: {error}" if answer else f"the judge has not answered: {error}"
         reply = f"\n  reply: {shown(answer.text)}" if answer else ""
         raise JudgeError(

@@ -28,7 +28,9 @@ def reward(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         rewards = np.repeat(scores.rewards, context.sequences)
         stats = reward_stats(node, scores.rewards)
         if node.on_error != "stop":
-            stats["reward/failed_fraction"] = Stat.of(np.arange(len(scores.rewards)) < scores.failures)
+            numbers = np.arange(len(scores.rewards))
+            stats["reward/failed_fraction"] = Stat.of(numbers < scores.failures)
+            stats["failed/reward"] = Stat.of(numbers < scores.unavailable)
         stats |= _further_stats(scores.further, node.written_as("reward"))
         columns = {"reward": Column(rewards)}
         if "reward_info" in node.contract().writes:
@@ -42,7 +44,7 @@ def _scores(batch: Batch, node: RewardNode, context: Context) -> RewardScores:
         return _scored(batch, node.functions[None], node, context)
     names = batch["data_set"].strings()
     functions = [name if name in node.by_source else None for name in names]
-    rewards, failures = np.zeros(len(batch), dtype=np.float32), 0
+    rewards, failures, unavailable = np.zeros(len(batch), dtype=np.float32), 0, 0
     further: list[Mapping[str, float | str]] = [{}] * len(batch)
     for name in dict.fromkeys(functions):
         if name not in node.functions:
@@ -53,9 +55,10 @@ def _scores(batch: Batch, node: RewardNode, context: Context) -> RewardScores:
         scores = _scored(batch.take(rows), node.functions[name], node, context)
         rewards[rows] = scores.rewards
         failures += scores.failures
+        unavailable += scores.unavailable
         for row, numbers in zip(rows.tolist(), scores.further, strict=True):
             further[row] = numbers
-    return RewardScores(rewards, failures, further)
+    return RewardScores(rewards, failures, unavailable, further)
 
 
 def _scored(batch: Batch, own: SourceReward, node: RewardNode, context: Context) -> RewardScores:

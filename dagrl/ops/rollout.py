@@ -198,7 +198,7 @@ def turn_stats(responses: Sequence[Response], node: RolloutNode) -> dict[str, St
     if node.environment:
         rewards = [sum(turn.reward for turn in response.turns) for response in responses]
         stats["environment/reward"] = Stat.of(rewards)
-        stats["environment/failed_fraction"] = Stat.of([response.finish_reason == ERROR for response in responses])
+        stats["failed/environment"] = Stat.of([response.finish_reason == ERROR for response in responses])
     return stats
 
 

@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from dagrl.config.errors import suggest
 from dagrl.config.schema import KeepBestSpec
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState, Score
 from dagrl.orchestrator.groups.task_group import run_in_daemon_thread
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
-from dagrl.orchestrator.steps.record import StepRecord
+from dagrl.orchestrator.steps.record import StepRecord, without_metric
 from dagrl.scheduler.commands import Save
 from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import HOST, Plan, WorkerId
@@ -125,5 +124,5 @@ class CheckpointScorer:
             return Score(metric, value)
         if value is None and not self._noted and (self._plan.validates(record.step) or not metric.startswith("val/")):
             self._noted = True
-            self._note(f"run.keep_best: step {record.step} has no metric {metric}; {suggest(metric, sorted(measured))}")
+            self._note(without_metric("run.keep_best", record.step, metric, measured))
         return None

@@ -24,6 +24,7 @@ import time
 from contextlib import suppress
 
 from dagrl.graph.dag import EXPERIENCE_NODE, PROMPTS_NODE
+from dagrl.orchestrator.alarms import AlarmWatch
 from dagrl.orchestrator.checkpoint_writer import CheckpointScorer, CheckpointWriter
 from dagrl.orchestrator.exchange import Exchange
 from dagrl.orchestrator.folder.checkpoint import RunState
@@ -97,6 +98,7 @@ class Driver:
         self._offloader = Offloader(groups, plan, self.scheduler.residency)
         timeout_s = pipeline.run.node_timeout_s
         self._failures = WorkerFailures(groups, plan, restarts, timeout_s, self._running, self.scheduler.workers_of)
+        self.alarms = AlarmWatch(prepared, folder, trackers.warn)
         self._scorer = CheckpointScorer(pipeline.run.keep_best, plan, trackers.note)
         self._writer = CheckpointWriter(
             groups,
@@ -121,6 +123,7 @@ class Driver:
                 # Its step was committed before it was known to be the last.
                 await self._writer.save_all(self._unsaved)
             await self._writer.join()
+            await self.alarms.join()
             if self._gave_up is not None:
                 raise self._gave_up
         except RunError:
@@ -385,6 +388,8 @@ class Driver:
         self.trackers.log(step, metrics)
         if not self.plan.only_validates:
             self.trackers.timeline.extend(record.activities)
+            if self.alarms.look(step, metrics):
+                self.request_stop()
         if commit.save or (self._exchange.is_part and step):
             # After its metrics: a resume drops the metrics of steps without a checkpoint, but cannot add any.
             self._unsaved = self._carried.after(step, self._scorer.score(record), self._exchange.used(step))

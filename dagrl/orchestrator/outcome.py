@@ -15,6 +15,8 @@ class RunOutcome:
     """Whether the user stopped it before its last step."""
     out_of_time: bool = False
     """Whether ``run.stop_after`` stopped it."""
+    alarm: str = ""
+    """The alarm of ``run.stop_when`` that ended it, with its step."""
     before: bool = False
     """Whether the run had finished before."""
     changed: str = ""

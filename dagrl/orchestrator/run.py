@@ -194,10 +194,12 @@ async def _train(
     if exchange.is_part:
         stopped = exchange.stop_requested and scheduler.committed < plan.steps
     exchange.close(finished=not stopped)
+    alarm = driver.alarms.stopped_by
     return RunOutcome(
         scheduler.committed,
         stopped=stopped,
-        out_of_time=stopped and out_of_time,
+        out_of_time=stopped and out_of_time and alarm is None,
+        alarm="" if alarm is None else f"step {alarm.step}: {alarm}",
         only_validated=plan.only_validates,
     )
 

@@ -21,6 +21,8 @@ from dagrl.tracking.run_file import best_checkpoint
 from dagrl.tracking.run_notes import run_notes
 
 _MOST_IN_A_LINE = 4
+_MOST_ALARMS = 10
+"""The newest alarms that a summary shows. The page has all."""
 _COUNTED = {
     "staleness/masked": "samples masked as too old",
     "data/dropped_prompts": "prompts dropped as too long, they or their responses, each once",
@@ -93,6 +95,10 @@ def summary_values(run: RunReader, steps: int | None = None) -> dict[str, object
             if (values := run.in_training(name))
         },
         "restarts": _restarts(run),
+        "alarms": [
+            {"step": alarm.step, "condition": alarm.condition.text, "value": alarm.value, "stops": alarm.stops}
+            for alarm in run.alarms()
+        ],
         "account": [asdict(account) for account in accounts(run.steps)],
     }
 
@@ -183,6 +189,7 @@ def _troubles(run: RunReader) -> list[str]:
     for name, what in _COUNTED.items():
         if total := sum(run.of(name)):
             lines.append(f"{what}: {total:.0f}")
+    lines += [f"step {alarm.step}: {alarm}" for alarm in run.alarms()][-_MOST_ALARMS:]
     lines += run_notes(run.steps, config_of(run.folder)).values()
     return ["", *(f"  {line}" for line in lines)] if lines else []
 
@@ -220,7 +227,7 @@ def closing_text(outcome: RunOutcome, folder: Path) -> str:
         weights = f"the checkpoint of step {outcome.step}" if outcome.step else "the start weights"
         lines = [f"validated {weights}{took}"]
     elif outcome.stopped:
-        why = ", as run.stop_after says" if outcome.out_of_time else ""
+        why = ", as run.stop_after says" if outcome.out_of_time else ", by an alarm" if outcome.alarm else ""
         lines = [f"stopped after step {outcome.step}{took}{why}; `dagrl run` with the same folder goes on"]
     elif outcome.before:
         lines = [
@@ -228,6 +235,8 @@ def closing_text(outcome: RunOutcome, folder: Path) -> str:
         ]
         if outcome.changed:
             lines.append(f"  without effect, and not noted in the folder: {outcome.changed}")
+    if outcome.alarm:
+        lines.append(f"  {outcome.alarm}")
     with suppress(ValueError):  # the metrics were removed
         run = read_run(folder)
         lines += [

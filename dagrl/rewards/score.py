@@ -75,6 +75,8 @@ class RewardScores:
     """float32 [samples]."""
     failures: int
     """Number of samples that got the reward of ``on_error``."""
+    unavailable: int
+    """Number of these for which the function raised an OSError: no sandbox, or no answer of a service."""
     further: Sequence[Mapping[str, float | str]]
     """For each sample, the other numbers and texts of a dict that the function returned."""
 
@@ -105,7 +107,7 @@ def score(
     else:
         calls = (ledger.called(fields, index, args) for index in range(len(samples)))
         _score_each(calls, ledger, concurrency or traits.concurrency)
-    return RewardScores(ledger.rewards, ledger.failures, ledger.further)
+    return RewardScores(ledger.rewards, ledger.failures, ledger.unavailable, ledger.further)
 
 
 def _score_each(calls: Iterable[Callable[[], object]], ledger: _Ledger, at_once: int) -> None:
@@ -152,7 +154,7 @@ class _Ledger:
     def __init__(self, function: Callable[..., object], samples: Samples, on_error: Literal["stop"] | float) -> None:
         self.samples = samples
         self.rewards = np.zeros(len(samples), dtype=np.float32)
-        self.failures = 0
+        self.failures = self.unavailable = 0
         self.further: list[dict[str, float | str]] = [{} for _ in range(len(samples))]
         self._function = function
         self._on_error = on_error
@@ -186,6 +188,7 @@ class _Ledger:
             raise RewardError(message) from cause
         self.rewards[list(indices)] = self._on_error
         self.failures += len(indices)
+        self.unavailable += len(indices) * isinstance(cause, OSError)
 
     def _place(self, indices: Sequence[int]) -> str:
         first, samples = indices[0], self.samples

@@ -82,8 +82,19 @@ class Trackers:
         if self._console is not None:
             self._console.note(message)
         else:
-            with suppress(OSError):  # stderr may be closed
-                print(message, file=sys.stderr, flush=True)
+            self._to_stderr(message)
+
+    def warn(self, message: str) -> None:
+        """Print a warning as a note, also of a run that prints nothing else."""
+        if self._console is not None and self._console.is_quiet:
+            self._to_stderr(self._hide(message))
+        else:
+            self.note(message)
+
+    @staticmethod
+    def _to_stderr(message: str) -> None:
+        with suppress(OSError):  # stderr may be closed
+            print(message, file=sys.stderr, flush=True)
 
     def close(self, ok: bool) -> None:
         """Close all trackers, even if one fails; then raises the first OSError."""

@@ -216,6 +216,10 @@ class Console:
             done = f"{progress.name} {progress.done}/{progress.total} prompts"
             self._line(f"step {progress.step}/{self._total_steps}  {done}  {rate}")
 
+    @property
+    def is_quiet(self) -> bool:
+        return self._terminal.quiet
+
     def note(self, message: str) -> None:
         self._line(message)
 

@@ -1,4 +1,4 @@
-"""Notes that a run prints once about its steps: most responses were cut, or the generator gave no log-probs."""
+"""Notes that a run prints once about its steps: most responses were cut."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from statistics import fmean
 
 _MOST = 0.5
 _FRACTION = "response_tokens/cut_fraction"
-_UNKNOWN = "mismatch/unknown_fraction"
 
 
 def run_notes(steps: Sequence[Mapping[str, float]], config: Mapping[str, object]) -> dict[str, str]:
-    """Sentences, by the metric: if at least half of the responses of `steps` were cut, in training and in validation,
-    and if any token had a log-prob of the generator that is not finite.
+    """Sentences, by the metric: if at least half of the responses of `steps` were cut, in training and in validation.
 
     `steps` are metrics; `config` is the pipeline, as it is written in a file, possibly without anything.
     """
@@ -24,12 +22,6 @@ def run_notes(steps: Sequence[Mapping[str, float]], config: Mapping[str, object]
         shares = [step[metric] for step in steps if metric in step]
         if shares and (share := fmean(shares)) >= _MOST:
             notes[metric] = f"{share:.0%} of the {what} were cut at the token limit; raise {key}"
-    unknown = [step[_UNKNOWN] for step in steps if step.get(_UNKNOWN, 0.0) > 0]
-    if unknown:
-        notes[_UNKNOWN] = (
-            f"the generator's log-prob of up to {max(unknown):.2%} of a step's tokens was NaN or infinite, and "
-            "corrections leave these tokens out; look at its precision and weights (docs/mismatch.md)"
-        )
     return notes
 
 

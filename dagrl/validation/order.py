@@ -10,6 +10,7 @@ from dagrl.config.schema import Pipeline
 from dagrl.config.schema.order import OrderSpec
 from dagrl.plugins.isolation import ask
 from dagrl.plugins.sampler import check_sampler
+from dagrl.validation.metrics import check_metric
 
 
 def check_order(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
@@ -40,6 +41,4 @@ def _check_stages(pipeline: Pipeline, order: OrderSpec, findings: Findings) -> N
             message = f"the stage before ends at step {before}; give a later step, or remove one of them"
             findings.error((*place, "until_step"), message, "stage-without-steps")
         for name in stage.until_metric or {}:
-            if name.startswith("val/") and pipeline.run.validate_every is None:
-                message = f"nothing measures `{name}`; set `run.validate_every`"
-                findings.error((*place, "until_metric"), message, "unknown-metric")
+            check_metric(pipeline, name, (*place, "until_metric"), findings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,12 +15,13 @@ from dagrl.config.schema import (
     RewardModelNode,
     RewardNode,
 )
-from dagrl.config.schema.val_metrics import VOTES, names_at_k, vote_of
+from dagrl.config.schema.alarms import parse_condition
+from dagrl.config.schema.val_metrics import VOTES
 from dagrl.plugins.custom import check_call
 from dagrl.plugins.isolation import ask
 from dagrl.plugins.tracker import check_tracker
+from dagrl.validation.metrics import VOTE, check_metric
 
-_VOTE: Place = ("data", "val_vote")
 _METRIC: Place = ("run", "keep_best", "metric")
 _OPTIONAL_TRACKERS = ("mlflow", "swanlab")
 """Trackers whose packages dagrl does not install by default."""
@@ -34,7 +34,10 @@ def check_run(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     _check_vote(pipeline, folder, findings)
     _check_val_n(pipeline, findings)
     _check_checkpoints(pipeline, findings)
-    _check_best_metric(pipeline, findings)
+    if run.keep_best is not None and run.validate_every is not None:
+        check_metric(pipeline, run.keep_best.metric, _METRIC, findings)
+    if not run.only_validates:
+        _check_alarms(pipeline, findings)
     for name in run.recorded.nodes if run.recorded else ():
         if name not in pipeline.nodes:
             findings.unknown(("run", "record"), "node", name, pipeline.nodes)
@@ -54,20 +57,11 @@ def _check_trackers(pipeline: Pipeline, folder: Path, findings: Findings) -> Non
             findings.warning(place, message, "missing-package")
 
 
-def _check_best_metric(pipeline: Pipeline, findings: Findings) -> None:
-    best = pipeline.run.keep_best
-    parts = best and re.fullmatch(r"val/(?P<place>.+/)?(?P<kind>[a-z]+@\d+)", best.metric)
-    if best is None or not parts or not pipeline.rollouts or pipeline.run.validate_every is None:
-        return
-    votes, place = vote_of(pipeline) is not None, parts["place"] or ""
-    kinds = {pipeline.data.val_prefixes[name]: names_at_k(n, votes=votes) for name, n in pipeline.val_ns.items()}
-    # A data source may follow the prefix of the set.
-    own = next((prefix for prefix in kinds if place.startswith(prefix)), None)
-    places = kinds if own is None else {place: kinds[own]}
-    known = [f"val/{prefix}{kind}" for prefix, of_set in places.items() for kind in of_set]
-    if best.metric not in known:
-        message = f"no validation writes `{best.metric}`; {suggest(best.metric, known)}"
-        findings.error(_METRIC, message, "unknown-metric", depends_on=[("data", "val"), _VOTE])
+def _check_alarms(pipeline: Pipeline, findings: Findings) -> None:
+    run = pipeline.run
+    for key, texts in (("warn_when", run.warn_when), ("stop_when", run.stop_when)):
+        for index, text in enumerate(texts):
+            check_metric(pipeline, parse_condition(text).metric, ("run", key, index), findings)
 
 
 def _check_validation(pipeline: Pipeline, findings: Findings) -> None:
@@ -101,11 +95,11 @@ def _check_validation(pipeline: Pipeline, findings: Findings) -> None:
 def _check_vote(pipeline: Pipeline, folder: Path, findings: Findings) -> None:
     vote = pipeline.data.val_vote
     if vote is not None and ":" in vote:
-        with findings.reporting(_VOTE, "invalid-vote"):
+        with findings.reporting(VOTE, "invalid-vote"):
             ask(vote, check_call, vote, "it gets the response alone", ("response",), {}, folder=folder)
     elif vote is not None and vote not in VOTES:
         message = f"there is no vote `{vote}` (write your own as `module:function`); {suggest(vote, VOTES)}"
-        findings.error(_VOTE, message, "invalid-vote")
+        findings.error(VOTE, message, "invalid-vote")
 
 
 def _check_val_n(pipeline: Pipeline, findings: Findings) -> None:

@@ -141,6 +141,7 @@ class TestOverAnEndpoint:
         (output,) = judge([part_of(bench, ["2", "2", "3"])], context)
         assert output.columns["reward"].values.tolist() == [-1, 7, -1]
         assert means(output)["judge/failed_fraction"] == pytest.approx(2 / 3)
+        assert means(output)["failed/judge"] == pytest.approx(1 / 3), "without a reply, not without a score in it"
 
     def test_no_answer_ends_the_run(self, bench, chat_server) -> None:
         chat_server.answers[:] = [(400, {"error": {"message": "too long"}})]

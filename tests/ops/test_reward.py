@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagrl.data.batch import Column
-from dagrl.ops.base import OpInput
+from dagrl.ops.base import OpInput, Output
 from dagrl.ops.reward import response_text, reward
 from dagrl.rewards.score import RewardError
 
@@ -74,6 +74,7 @@ def odd(response):
     assert output.columns["reward"].values.tolist() == [1, 4, -1, 3, 6, 1]
     assert output.columns["reward_info"].strings() == ["{}", '{"letters": 2.0}', "{}", "{}", '{"letters": 3.0}', "{}"]
     assert output.stats["reward/failed_fraction"].mean == 1 / 6
+    assert output.stats["failed/reward"].mean == 0
     assert output.stats["reward_info/letters"].mean == 2.5
     # No function for the others.
     alone = {"reward": {"op": "reward", "by_source": own}}
@@ -247,3 +248,24 @@ def test_an_environments_reward_is_the_sum_over_its_turns(bench) -> None:
     assert output.columns["reward"].values.tolist() == [1.5, 2]
     with pytest.raises(RewardError, match="no turn rewards; its rollout has no `environment`"):
         list(reward([conversation_of(bench)], context))
+
+
+def test_a_sandbox_that_cannot_start_is_counted_apart_from_wrong_programs(bench, monkeypatch) -> None:
+    def refuse(code: str, **_: object) -> None:
+        raise OSError("code cannot be confined on this machine")
+
+    monkeypatch.setattr("dagrl.rewards.sandbox.run", refuse)
+    tests = '{"inputs": ["1"], "outputs": ["1"]}'
+    part = part_of(bench, ["1", "2"], [tests, tests])
+    with pytest.raises(RewardError, match="cannot be confined"):
+        _coded(bench, part, monkeypatch)
+    output = _coded(bench, part, monkeypatch, on_error=0)
+    assert output.stats["failed/reward"].mean == output.stats["reward/failed_fraction"].mean == 0.5
+
+
+def _coded(bench, part: OpInput, monkeypatch, **options) -> Output:
+    """The rewards of `code`; only the first response is a program."""
+    programs = iter(["print(input())", None])
+    monkeypatch.setattr("dagrl.rewards.code.reward.program_in", lambda response: next(programs))
+    (output,) = reward([part], bench.context("reward", nodes=node("code", concurrency=1, **options)))
+    return output

@@ -51,6 +51,12 @@ def test_the_result_of_a_run_is_printed(folder, outcome, first):
     ]
 
 
+def test_a_run_that_an_alarm_has_ended_names_it(folder):
+    alarm = "step 2: entropy is 0 (run.stop_when: entropy < 1)"
+    lines = closing_text(RunOutcome(3, stopped=True, alarm=alarm), folder).splitlines()
+    assert lines[:2] == ["stopped after step 3, by an alarm; `dagrl run` with the same folder goes on", f"  {alarm}"]
+
+
 def test_a_validation_alone_prints_its_scores(tmp_path):
     lines = [{"step": 2, "reward/mean": 0.5, "val/reward/mean": 0.25, "val/data/dropped_prompts": 0}, {"step": 4}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

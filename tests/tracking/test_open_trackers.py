@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from dagrl.config.schema import TrackerSpec
 from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import WorkerId
-from dagrl.tracking import open_trackers
+from dagrl.tracking import Timeline, Trackers, open_trackers
+from dagrl.tracking.console import Console, Verbosity
 
 
 def opened(run_dir, names=(), resumed_step=None, config=None, shown_samples=4):
@@ -107,6 +108,15 @@ def test_notes_go_to_stderr_where_there_is_no_console(tmp_path, capsys):
         trackers.note("two prompts dropped")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "two prompts dropped\n")
+
+
+def test_a_quiet_run_prints_warnings_alone(tmp_path, capsys):
+    console = Console(3, verbosity=Verbosity.QUIET)
+    trackers = Trackers([console], Timeline(), console, tmp_path, 0)
+    trackers.note("one")
+    trackers.warn("two")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "two\n")
 
 
 def test_an_error_of_the_run_is_not_hidden_by_one_of_closing(tmp_path, capsys):

@@ -74,10 +74,3 @@ def test_the_key_is_that_of_the_source_that_was_cut(train, ends) -> None:
 def test_a_pipeline_that_is_not_there_has_the_usual_key() -> None:
     (note,) = run_notes(CUT, {}).values()
     assert note.endswith("raise nodes.rollout.sampling.max_new_tokens")
-
-
-def test_missing_log_probs_of_the_generator_are_reported() -> None:
-    steps = [{"mismatch/unknown_fraction": share} for share in (0.0, 0.02, 0.01)]
-    (note,) = run_notes(steps, {}).values()
-    assert note.startswith("the generator's log-prob of up to 2.00% of a step's tokens was NaN or infinite")
-    assert run_notes([{"mismatch/unknown_fraction": 0.0}], {}) == {}

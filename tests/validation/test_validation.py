@@ -126,6 +126,20 @@ def test_a_metric_that_no_validation_has(project, metric, fragment):
     project.assert_problem(project.pipeline(VAL, best(metric)), "run.keep_best.metric", fragment)
 
 
+@pytest.mark.parametrize(
+    ("conditions", "place", "fragment"),
+    [
+        ("warn_when: [grad_norm >> 1]", "run.warn_when[0]", "is not a condition; write `grad_norm > 100`"),
+        ("stop_when: [entropy < 0, val/mean@4 < 0.1 for 2]", "run.stop_when[1]", "did you mean `val/mean@1`?"),
+    ],
+)
+def test_alarms_that_can_never_be_raised(project, conditions, place, fragment):
+    old, new = run(conditions)
+    project.assert_problem(project.pipeline(VAL, (old, f"{new} #!")), place, fragment)
+    unmeasured = project.pipeline((old, "run: {steps: 10, warn_when: [val/mean@1 < 1]} #!"))
+    project.assert_problem(unmeasured, "run.warn_when[0]", "nothing measures `val/mean@1`")
+
+
 def test_several_sets_have_metrics_of_their_own(project, row):
     project.write_rows("more.parquet", [row])
     message = "unknown-metric"

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from dagrl.config.schema.alarms import STOPS, WARNINGS, Condition, ConditionText, with_defaults
 from dagrl.config.schema.section import Concurrency, Name, OwnFunction, PositiveInt, Seconds, Section
 
 UNKNOWN_STEPS = 2**31 - 1
@@ -85,6 +86,13 @@ class RunSpec(Section):
     stop_after: Annotated[str, AfterValidator(_is_duration)] | None = None
     """Stop at the end of the first step that ends this long after the start of `dagrl run`, with a checkpoint and exit
     code 4: ``4h``, ``3h30m``, ``1d12h``. Leave room for a step and the checkpoint. Default: go on to the last step."""
+    warn_when: tuple[ConditionText, ...] = WARNINGS
+    """Conditions on the metrics of a step, each with a line on the console when it begins. The defaults hold for
+    metrics that you do not name; ``[]`` is none at all. See docs/alarms.md."""
+    stop_when: tuple[ConditionText, ...] = STOPS
+    """Conditions that end the run, with a checkpoint and exit code 5; otherwise like `warn_when`."""
+    alarm_command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """A program and its arguments, called when a condition is met, with the alarm as JSON on its standard input."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Source of all randomness."""
     save_every: PositiveInt | None = None
@@ -133,6 +141,16 @@ class RunSpec(Section):
     def stop_after_s(self) -> float | None:
         """`stop_after` in seconds."""
         return None if self.stop_after is None else seconds_of(self.stop_after)
+
+    @property
+    def warnings(self) -> tuple[Condition, ...]:
+        """The conditions of `warn_when`."""
+        return with_defaults(self.warn_when, WARNINGS)
+
+    @property
+    def stops(self) -> tuple[Condition, ...]:
+        """The conditions of `stop_when`."""
+        return with_defaults(self.stop_when, STOPS)
 
     def end_position(self, rows: int) -> int | None:
         """Prompts of `epochs` passes over a file with this number of rows."""

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from dagrl.config.errors import suggest
 from dagrl.config.schema.rounds import prompts_begun
 from dagrl.config.share import ALL
 from dagrl.data.order.make import make_order
@@ -20,7 +19,7 @@ from dagrl.ops.work import Carried, PausedGroup
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.groups.task_group import run_with_notes
 from dagrl.orchestrator.steps.batch_index import BatchIndex
-from dagrl.orchestrator.steps.record import StepRecord
+from dagrl.orchestrator.steps.record import StepRecord, without_metric
 from dagrl.scheduler.commands import Run
 from dagrl.validation.prepare import PreparedPipeline
 from dagrl.workers.errors import RunError
@@ -161,8 +160,7 @@ class PromptFeed:
             return
         for name in self._order.sampler.metrics - metrics.keys():
             if validated or not name.startswith("val/"):
-                message = f"until_metric in data.order: step {step} has no metric {name}"
-                raise RunError(f"{message}; {suggest(name, sorted(metrics))}")
+                raise RunError(without_metric("until_metric in data.order", step, name, metrics))
         self._order.learn(step, metrics=metrics)
         self._known = step
         self._metrics.set()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from dagrl.config.errors import suggest
 from dagrl.config.schema import Pipeline
 from dagrl.data.order.sampler import source_of
 from dagrl.data.stats import Stat, merge
@@ -55,6 +56,11 @@ def usage_metrics(task: str, ranks: int, blocks: Sequence[tuple[Interval, Usage]
     if memory:
         metrics[f"memory/{task}_peak_gib"] = max(memory) / 2**30
     return metrics
+
+
+def without_metric(key: str, step: int, name: str, measured: Iterable[str]) -> str:
+    """The message that a step has no metric of the name that a key of the pipeline file gives."""
+    return f"{key}: step {step} has no metric {name}; {suggest(name, sorted(measured))}"
 
 
 @dataclass(slots=True)

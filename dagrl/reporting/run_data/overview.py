@@ -60,7 +60,7 @@ def _dag(pipeline: RunPipeline) -> dict[str, object]:
 
 
 def _events(run: RunReader) -> list[dict[str, object]]:
-    """Restarts of workers and new starts of the run, by the next step or the step in progress."""
+    """Restarts of workers and new starts of the run, by the next step or the step in progress, and alarms."""
     events: list[tuple[int, str, str, float | None]] = [
         (span.step, "restart", f"{span.executor} restarted after a loss", round(span.end - span.start, 2))
         for span in run.spans
@@ -81,6 +81,7 @@ def _events(run: RunReader) -> list[dict[str, object]]:
                 restarts.remove(own)
         count = now
     events += [(step, "pause", "the run was not under way", round(seconds, 1)) for step, seconds in run.pauses()]
+    events += [(alarm.step, "alarm", str(alarm), None) for alarm in run.alarms()]
     names = ("step", "kind", "text", "seconds")
     return [dict(zip(names, event, strict=True)) for event in sorted(events, key=lambda event: event[0])]
 

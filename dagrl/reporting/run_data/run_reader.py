@@ -24,7 +24,9 @@ from dagrl.graph.dag import Graph
 from dagrl.orchestrator.folder.run_folder import graph_of_run
 from dagrl.scheduler.intervals import Activity, Interval
 from dagrl.scheduler.plan import HOST, Plan
+from dagrl.tracking.alarms import Alarm, alarms_of
 from dagrl.tracking.run_file import run_file, run_text
+from dagrl.tracking.run_notes import section
 from dagrl.tracking.timeline import parse_activities
 
 _PAUSE_S, _PAUSE_STEPS = 20.0, 5.0
@@ -101,6 +103,10 @@ class RunReader:
         if self._pipeline is None or changed != self._changed:
             self._pipeline, self._changed = pipeline_of_run(self.folder), changed
         return self._pipeline
+
+    def alarms(self) -> list[Alarm]:
+        """The alarms of the run's steps by the conditions of its pipeline, each when it begins."""
+        return alarms_of(self.steps, section(config_of(self.folder), "run"))
 
     @property
     def known_steps(self) -> int | None:

@@ -22,6 +22,7 @@ from dagrl.backends.runtime.initial_weights import weight_source
 from dagrl.config.residency import Residency
 from dagrl.config.schema import ModelSpec, TokenizerSpec
 from dagrl.data.batch import Batch
+from dagrl.data.stats import Stat
 from dagrl.model_files.library_model import load_hf_config
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.response import passages
@@ -266,7 +267,7 @@ def test_an_environment_rewards_each_turn(build, play, conversations) -> None:
         assert all(text[0] == "7" and len(text) == 2 for turn, text in talk if not turn)
         ended += len(rewards) == 2
     assert ended >= 4
-    assert outputs[0].stats["environment/failed_fraction"].mean == 0
+    assert outputs[0].stats["failed/environment"].mean == 0
 
 
 def test_an_environment_that_fails_ends_the_run(build, play) -> None:
@@ -281,6 +282,7 @@ def test_an_environment_that_fails_may_end_its_response_alone(build, play) -> No
     reasons = together(outputs)["finish_reason"].strings()
     assert reasons[7] == "error"
     assert "error" not in reasons[:7]
+    assert sum((each.stats["failed/environment"] for each in outputs), Stat.of(())).mean == 1 / 8
 
 
 def test_a_hung_tool_blocks_no_other_response(build, play, bench) -> None:

@@ -12,6 +12,7 @@ from dagrl.cli import main
 from dagrl.reporting.run_data.overview import overview
 from dagrl.reporting.run_data.run_reader import RunReader, Tail, open_run
 from dagrl.reporting.run_data.views import metrics_table, step_view
+from dagrl.reporting.summary import summary, summary_values
 from dagrl.scheduler.intervals import Activity
 from dagrl.scheduler.plan import WorkerId
 from dagrl.tracking.metrics_file import MetricsFile
@@ -142,6 +143,17 @@ def test_a_restart_is_one_event_though_metrics_and_timeline_tell_it(tmp_path: Pa
     run.refresh()
     (event,) = overview(run)["events"]
     assert (event["step"], event["kind"]) == (3, "restart") and "generator restarted" in event["text"]
+
+
+def test_alarms_are_events_of_the_page_and_lines_of_the_summary(tmp_path: Path) -> None:
+    run = open_run(write_run(tmp_path / "run", 'run.warn_when=["reward/mean > 0.15 for 2"]'))
+    (event,) = overview(run)["events"]
+    assert (event["step"], event["kind"]) == (3, "alarm")
+    assert event["text"] == "reward/mean is 0.3 (run.warn_when: reward/mean > 0.15 for 2)"
+    assert f"  step 3: {event['text']}" in summary(run, {})
+    assert summary_values(run)["alarms"] == [
+        {"step": 3, "condition": "reward/mean > 0.15 for 2", "value": 0.3, "stops": False}
+    ]
 
 
 def test_an_overview_says_that_responses_were_cut_in_the_words_of_the_summary(tmp_path: Path, capsys) -> None:

@@ -88,7 +88,7 @@
       parts.push(h("details", { class: "warning" }, h("summary", {}, "The last failure (logs/failure.txt)"), h("pre", {}, overview.failure)));
     }
     if (overview.best) parts.push(h("p", {}, `Best checkpoint: ${overview.best}`));
-    if (!rows.length) return [...parts, h("p", { class: "note" }, "No restarts and no pauses.")];
+    if (!rows.length) return [...parts, h("p", { class: "note" }, "No restarts, no pauses and no alarms.")];
     const columns = [
       { name: "Step" }, { name: "Event", left: true }, { name: "What", left: true }, { name: "For", format: seconds },
     ];
