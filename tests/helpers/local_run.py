@@ -76,17 +76,19 @@ def number_of(*key: object) -> float:
 
 
 class LocalRun(Driver):
-    """One process of a run: it begins from the newest checkpoint in `folder`, and ends with its last step or a kill."""
+    """One process of a run, from the newest checkpoint in `folder` to its last step, a kill or Ctrl-C."""
 
-    def __init__(self, prepared: PreparedPipeline, folder: Path, chance: Random, killed_at: int | None) -> None:
-        """`killed_at`: the piece of work, of any worker, at which it is killed; None: never."""
+    def __init__(
+        self, prepared: PreparedPipeline, folder: Path, chance: Random, ends_at: int | None, *, killed: bool = True
+    ) -> None:
+        """`ends_at`: the piece of work, of any worker, at which it is killed, or else asked to stop; None: never."""
         pipeline = prepared.loaded.pipeline
         checkpoints = Checkpoints(folder, pipeline.run.keep)
         checkpoints.remove_torn()
         found = checkpoints.find()
         run_folder = RunFolder(folder, checkpoints, found.state, found.folder)
         self.first_step = run_folder.start.step + 1
-        self.chance, self.killed_at, self.pieces = chance, killed_at, 0
+        self.chance, self.ends_at, self.killed, self.pieces = chance, ends_at, killed, 0
         self.reads: dict[tuple[int, int], tuple[int, list[int]]] = {}
         """Step and round -> the number of its carried prompts, and all its prompts."""
         self.unfinished: dict[int, list[int]] = {}
@@ -109,20 +111,22 @@ class LocalRun(Driver):
         )
 
     def to_the_end(self) -> bool:
-        """Returns whether the run was killed."""
+        """Returns whether the run has had its last step."""
         try:
             asyncio.run(asyncio.wait_for(self.train(), 60))
         except KilledError:
-            return True
-        return False
+            return False
+        return self.scheduler.committed == self.plan.steps
 
     def batch(self, step: int) -> BatchIndex:
         return self._steps.batch(step, Rows.TRAIN)
 
     async def pause(self) -> None:
-        """Let other work go first, or end with all of it."""
-        if self.pieces == self.killed_at:
-            raise KilledError
+        """Let other work go first, or end the run."""
+        if self.pieces == self.ends_at:
+            if self.killed:
+                raise KilledError
+            self.request_stop()
         self.pieces += 1
         for _ in range(self.chance.choice([0, 1, 2, 8])):
             await asyncio.sleep(0)

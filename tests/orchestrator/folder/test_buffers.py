@@ -18,11 +18,12 @@ from dagrl.orchestrator.run import run_pipeline
 from dagrl.validation.prepare import prepare
 from dagrl.workers.errors import RefusedFolderError
 
+pytestmark = pytest.mark.usefixtures("without_ray")
 Edit = Callable[[dict[str, Any]], object]
 
 
 @pytest.fixture
-def declared(lab: Any, tmp_path: Path, without_ray: None) -> dict[str, Any]:  # noqa: F811
+def declared(lab: Any, tmp_path: Path) -> dict[str, Any]:
     """A pipeline, whose run has stopped after two steps."""
     declared = lab.tiny_pipeline()
     declared["nodes"]["reward"]["fn"] = "rewards:even"
@@ -31,7 +32,7 @@ def declared(lab: Any, tmp_path: Path, without_ray: None) -> dict[str, Any]:  # 
     declared["data"]["val"] = None
     declared["run"] |= {"steps": 2, "validate_every": None}
     prepared = prepare(lab.write_pipeline(tmp_path, declared))
-    assert not LocalRun(prepared, tmp_path / "run", Random(0), None).to_the_end()
+    assert LocalRun(prepared, tmp_path / "run", Random(0), None).to_the_end()
     declared["run"]["steps"] = 3
     return declared
 
