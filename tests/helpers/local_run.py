@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from dagrl.orchestrator.groups.worker_failures import RestartPolicy
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.scheduler.commands import Commit, Run
 from dagrl.scheduler.plan import HOST, Executor, PlannedTask, Rows, WorkerId
+from dagrl.tracking import Trackers
 from dagrl.validation.prepare import PreparedPipeline
 from dagrl.workers.messages import Block, Heartbeat, SendResult, block_of
 from dagrl.workers.object_cache import ObjectCache
@@ -75,6 +75,21 @@ def number_of(*key: object) -> float:
     return zlib.crc32(repr(key).encode()) / 2**32
 
 
+class _Trackers(Trackers):
+    """Keeps metrics alone."""
+
+    def __init__(self, folder: Path, logged: dict[int, dict[str, float]]) -> None:
+        timeline: Any = []
+        super().__init__((), timeline, None, folder, 0)
+        self._logged = logged
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._logged[step] = dict(metrics)
+
+    def note(self, message: str) -> None:
+        pass
+
+
 class LocalRun(Driver):
     """One process of a run, from the newest checkpoint in `folder` to its last step, a kill or Ctrl-C."""
 
@@ -100,15 +115,9 @@ class LocalRun(Driver):
         self.batches: dict[int, list[int]] = {}
         """Step -> the prompts that it trained on."""
         self.logged: dict[int, dict[str, float]] = {}
-        trackers: Any = SimpleNamespace(
-            log=lambda step, metrics: self.logged.update({step: dict(metrics)}),
-            **{name: lambda *_: None for name in ("note", "progress", "add_lost")},
-            timeline=[],
-        )
         groups: Any = _Groups(prepared, folder, self)
-        super().__init__(
-            prepared, groups, run_folder, trackers, RestartPolicy(0), Exchange(prepared, run_folder, folder)
-        )
+        trackers, exchange = _Trackers(folder, self.logged), Exchange(prepared, run_folder, folder)
+        super().__init__(prepared, groups, run_folder, trackers, RestartPolicy(0), exchange)
 
     def to_the_end(self) -> bool:
         """Returns whether the run has had its last step."""
