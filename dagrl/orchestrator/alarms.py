@@ -41,12 +41,12 @@ class AlarmWatch:
         self.stopped_by: Alarm | None = None
         """The first alarm that ends the run."""
 
-    def look(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Look at the metrics of a step, which are in metrics.jsonl. Returns whether they end the run."""
+    def look(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+        """Report the alarms of a step, whose metrics are in metrics.jsonl, and return them."""
         self._note_missing(step, metrics)
-        for alarm in self._alarms.look(step, metrics):
-            if not alarm.begins and self.stopped_by is not None:
-                continue
+        # While the run ends, what ends it is no news.
+        alarms = [alarm for alarm in self._alarms.look(step, metrics) if alarm.begins or self.stopped_by is None]
+        for alarm in alarms:
             ends = "; the run ends, with a checkpoint" if alarm.stops else ""
             self._warn(f"step {step}: {alarm}{ends}")
             if alarm.stops:
@@ -55,7 +55,7 @@ class AlarmWatch:
                 call = asyncio.ensure_future(self._call(self._command, alarm))
                 self._calls.add(call)
                 call.add_done_callback(self._calls.discard)
-        return self.stopped_by is not None
+        return alarms
 
     async def join(self) -> None:
         """Wait for the commands that are running."""
@@ -81,15 +81,24 @@ class AlarmWatch:
             "stops": alarm.stops,
             "message": str(alarm),
         }
-        try:
-            await run_in_daemon_thread(_run, command, json.dumps(about))
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            self._warn(f"run.alarm_command: {error}")
+        why = await run_in_daemon_thread(_run, command, json.dumps(about))
+        if why:
+            self._warn(f"run.alarm_command: {command[0]} {why}")
 
 
-def _run(command: Sequence[str], text: str) -> None:
-    """Raises OSError, ValueError or SubprocessError if the command fails."""
-    subprocess.run(
+def _run(command: Sequence[str], text: str) -> str:
+    """Run a command with a text on its standard input. Returns how it failed; empty if it did not."""
+    try:
+        status = _status(command, text)
+    except subprocess.TimeoutExpired:
+        return f"took more than {_COMMAND_S:g} s, and was killed"
+    except (OSError, ValueError) as error:
+        return f"cannot be started: {getattr(error, 'strerror', None) or error}"
+    return f"exited with {status}" if status else ""
+
+
+def _status(command: Sequence[str], text: str) -> int:
+    return subprocess.run(
         command,
         input=text,
         text=True,
@@ -97,7 +106,7 @@ def _run(command: Sequence[str], text: str) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         timeout=_COMMAND_S,
-        check=True,
+        check=False,
         # Ctrl-C is for the run.
         start_new_session=True,
-    )
+    ).returncode

@@ -58,6 +58,7 @@ from dagrl.scheduler.commands import (
 from dagrl.scheduler.plan import HOST, Executor, PlannedTask, Rows
 from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers
+from dagrl.tracking.alarms import Alarm
 from dagrl.validation.prepare import PreparedPipeline
 from dagrl.workers.errors import RunError, WorkerLostError
 from dagrl.workers.messages import Block
@@ -386,9 +387,11 @@ class Driver:
             # The rest of the step's line belongs to its training.
             metrics = {name: value for name, value in metrics.items() if name.startswith("val/")}
         self.trackers.log(step, metrics)
+        alarms: list[Alarm] = []
         if not self.plan.only_validates:
             self.trackers.timeline.extend(record.activities)
-            if self.alarms.look(step, metrics):
+            alarms = self.alarms.look(step, metrics)
+            if any(alarm.stops for alarm in alarms):
                 self.request_stop()
         if commit.save or (self._exchange.is_part and step):
             # After its metrics: a resume drops the metrics of steps without a checkpoint, but cannot add any.
@@ -399,7 +402,7 @@ class Driver:
             self._unsaved = None
         if step:
             await self._exchange.commit(step)
-        await self._recorder.commit(step)
+        await self._recorder.commit(step, alarms)
         self._carried.commit(step)
         self._dynamic_sampling.commit(step)
         self._steps.drop(step)

@@ -38,7 +38,7 @@ def test_a_run_that_ends_during_the_rename_of_a_checkpoint_has_logged_its_step(l
         _last_commit=None,
         _restarts=SimpleNamespace(count=0),
         _carried=SimpleNamespace(end_step=lambda *_, **__: {}, after=lambda *_: RunState(3, "model")),
-        alarms=SimpleNamespace(look=lambda step, metrics: False),
+        alarms=SimpleNamespace(look=lambda step, metrics: []),
         _scorer=SimpleNamespace(score=lambda record: None),
         _writer=SimpleNamespace(finish=finish),
     )

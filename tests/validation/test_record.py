@@ -17,10 +17,10 @@ def test_unknown_nodes_are_reported(project, record: str) -> None:
 def test_a_list_keeps_every_step_and_a_ring_the_last(project) -> None:
     path = project.folder / "p.yaml"
     every = check_file(path, ["run.record=[update]"]).loaded.pipeline.run.recorded
-    ring = check_file(path, ["run.record={nodes: [update, ref], keep_last: 2, keep_on: [spike]}"])
+    ring = check_file(path, ["run.record={nodes: [update, ref], keep_last: 2, keep_on: [alarm]}"])
     last = ring.loaded.pipeline.run.recorded
     assert every is not None and (every.nodes, every.keep_last) == (("update",), None)
-    assert last is not None and (last.nodes, last.keep_last, last.keep_on) == (("update", "ref"), 2, ("spike",))
+    assert last is not None and (last.nodes, last.keep_last, last.keep_on) == (("update", "ref"), 2, ("alarm",))
     assert check_file(path).loaded.pipeline.run.recorded is None
 
 

@@ -81,6 +81,7 @@ WARNINGS = (
     "reward/std == 0 for 5",
     "entropy < 0.01 for 3",
     "grad_norm > 10 usual",
+    "critic/grad_norm > 10 usual",
     "mismatch/kl > 0.1",
     "mismatch/unknown_fraction > 0",
     "agent/failed_fraction > 0.5 for 3",

@@ -69,10 +69,10 @@ class RecordSpec(Section):
     keep_last: PositiveInt | None = None
     """Keep this many steps, up to twice as many, and the state that they start from, which takes a checkpoint of each
     trained engine every `keep_last` steps. Default: keep all steps; a replay starts from a checkpoint of the run."""
-    keep_on: tuple[Literal["nonfinite", "spike"], ...] = ("nonfinite", "spike")
+    keep_on: tuple[Literal["nonfinite", "alarm"], ...] = ("nonfinite", "alarm")
     """If not all steps are kept: events whose steps, and the steps before them, are kept permanently. ``nonfinite``: a
-    metric is NaN or infinite. ``spike``: a gradient norm is above 5 times its median. The steps before a failure are
-    the last."""
+    metric is NaN or infinite. ``alarm``: a condition of ``run.warn_when`` or ``run.stop_when`` is met. The steps before
+    a failure are the last."""
 
 
 class RunSpec(Section):

@@ -33,11 +33,12 @@ from dagrl.orchestrator.records.files import (
     code_hash,
     versions,
 )
-from dagrl.orchestrator.records.ring import AlarmDetector, Ring
+from dagrl.orchestrator.records.ring import Ring, nonfinite
 from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.orchestrator.steps.dispatch import NO_INPUTS, OpInputs
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows, WorkerId
+from dagrl.tracking.alarms import Alarm
 from dagrl.validation.prepare import PreparedPipeline
 from dagrl.weight_sync.protocol import WeightDigests
 from dagrl.workers.errors import RunError
@@ -71,9 +72,9 @@ class Recorder:
         self._spec: RecordSpec | None = loaded.pipeline.run.recorded
         self._tasks = recorded_tasks(plan, self._spec.nodes) if self._spec else frozenset()
         self._ring: Ring | None = None
-        self._alarms = AlarmDetector(self._spec.keep_on if self._spec else ())
-        self._alarmed: dict[int, str] = {}
-        """Step -> its alarm."""
+        self._keeps_on = self._spec.keep_on if self._spec else ()
+        self._nonfinite: dict[int, str] = {}
+        """Step -> a metric of it that is not finite."""
         self._timeout_s = loaded.pipeline.run.node_timeout_s
         self._order: dict[int, int] = {}
         """Step -> runs that have started."""
@@ -157,30 +158,34 @@ class Recorder:
         if recording is None or self._stopped:
             return
         stats = merge(block.stats for _, block in blocks)
-        if recording.task.trains and (alarm := self._alarms.look(recording.task.node, stats)):
-            self._alarmed.setdefault(recording.run.step, alarm)
+        if recording.task.trains and (found := nonfinite(recording.task.node, stats)):
+            self._nonfinite.setdefault(recording.run.step, found)
         owners = {block.ref: worker for worker, block in blocks if block.ref is not None}
         names = tuple(recording.task.outputs.values())
         wanted = [(worker, ColumnsToStore(ref, names)) for ref, worker in owners.items()]
         self._queue(self._store_outputs(recording, wanted, stats, chunks))
 
-    async def commit(self, step: int) -> None:
-        """Wait for the records of a step, and remove records that are no longer needed."""
+    async def commit(self, step: int, alarms: Sequence[Alarm] = ()) -> None:
+        """Wait for the records of a step, which raised `alarms`, and remove records that are no longer needed."""
         if self._spec is None:
             return
         await self._jobs.join()
-        alarm = self._alarmed.pop(step, None)
+        incidents = {
+            "nonfinite": self._nonfinite.pop(step, None),
+            "alarm": alarms[0].condition.text if alarms else None,
+        }
+        incident = next((incidents[kind] for kind in self._keeps_on if incidents[kind]), None)
         self._stored.pop(step, None)
         self._order.pop(step, None)
         for key in [key for key in self._open if key[0] == step]:
             del self._open[key]
         if self._ring is None or self._stopped:
             return
-        if alarm:
-            self._note(f"step {step}: {alarm}; the records of the steps before it are kept")
-        dropped = self._ring.commit(step, remarkable=alarm is not None)
+        if incident:
+            self._note(f"step {step}: {incident}; the records of the steps before it are kept")
+        dropped = self._ring.commit(step, remarkable=incident is not None)
         try:
-            if alarm:
+            if incident:
                 self._records.keep(self._ring.kept)
             for steps in dropped:
                 await asyncio.to_thread(self._records.remove, steps, [steps.start - 1])

@@ -1,17 +1,11 @@
-"""Decides which steps stay recorded: a ring of segments, and segments with alarms."""
+"""Decides which steps stay recorded: a ring of segments, and segments with incidents."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping
-from statistics import median
 
 from dagrl.data.stats import Stat
-
-_SPIKE = 5.0
-"""A gradient norm above this multiple of the median of its history is a spike."""
-_HISTORY, _LEAST_HISTORY = 20, 5
 
 
 class Ring:
@@ -55,26 +49,8 @@ class Ring:
         return dropped
 
 
-class AlarmDetector:
-    """Finds updates whose metrics are not finite, or whose gradient norm is far above the median."""
-
-    def __init__(self, events: Iterable[str]) -> None:
-        self._events = frozenset(events)
-        self._norms: dict[str, deque[float]] = {}
-
-    def look(self, node: str, metrics: Mapping[str, Stat]) -> str | None:
-        """Describe a NaN, an infinity or a spike in the metrics of an update; None if there is none."""
-        alarm = None
-        for name, stat in metrics.items():
-            # A metric without values has no mean.
-            if stat.count and not math.isfinite(stat.mean) and "nonfinite" in self._events:
-                alarm = alarm or f"{name} of {node} is {stat.mean}"
-        norm = next((stat for name, stat in metrics.items() if name.rpartition("/")[2] == "grad_norm"), None)
-        if norm is None or not norm.count or not math.isfinite(norm.high):
-            return alarm
-        history = self._norms.setdefault(node, deque(maxlen=_HISTORY))
-        usual = median(history) if len(history) >= _LEAST_HISTORY else math.inf
-        if norm.high > _SPIKE * usual and "spike" in self._events:
-            alarm = alarm or f"grad_norm of {node} is {norm.high:.3g}, and its median was {usual:.3g}"
-        history.append(norm.mean)
-        return alarm
+def nonfinite(node: str, metrics: Mapping[str, Stat]) -> str | None:
+    """Describe a NaN or an infinity in the metrics of an update; None if there is none."""
+    # A metric without values has no mean.
+    wrong = ((name, stat) for name, stat in metrics.items() if stat.count and not math.isfinite(stat.mean))
+    return next((f"{name} of {node} is {stat.mean}" for name, stat in wrong), None)

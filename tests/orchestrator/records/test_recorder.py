@@ -1,6 +1,7 @@
 """A recorder whose worker cannot write: the run goes on."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from dagrl.config.loading.loader import load_pipeline
+from dagrl.config.schema.alarms import parse_condition
 from dagrl.data.batch import Batch, Column
 from dagrl.data.column_store import ColumnStore
 from dagrl.graph.inference import build_graph
@@ -18,6 +20,7 @@ from dagrl.orchestrator.steps.batch_index import BatchIndex
 from dagrl.scheduler.commands import Run
 from dagrl.scheduler.placement import make_plan
 from dagrl.scheduler.plan import HOST, WorkerId
+from dagrl.tracking.alarms import Alarm
 from dagrl.workers.errors import RunError
 from dagrl.workers.messages import Block, ColumnsToStore
 
@@ -56,8 +59,8 @@ class Host:
 class Recorded:
     """A recorder of rewards, and what it notes."""
 
-    def __init__(self, folder: Path, error: RunError | None = None) -> None:
-        loaded = load_pipeline(TEMPLATE, ["run.record=[reward]"])
+    def __init__(self, folder: Path, error: RunError | None = None, record: str = "[reward]") -> None:
+        loaded = load_pipeline(TEMPLATE, [f"run.record={record}"])
         self.plan = make_plan(loaded.pipeline, build_graph(loaded.pipeline))
         self.host, self.notes, self.records = Host(error), [], Records(folder)
         prepared = SimpleNamespace(loaded=loaded, plan=self.plan)
@@ -65,7 +68,7 @@ class Recorded:
         run_folder = SimpleNamespace(path=folder, start=SimpleNamespace(step=0))
         self.recorder = Recorder(prepared, groups, run_folder, self.notes.append)  # type: ignore[arg-type]
 
-    async def step(self, *, fails: bool = False) -> None:
+    async def step(self, *, fails: bool = False, alarms: Sequence[Alarm] = ()) -> None:
         task, rows = self.plan.task("reward"), np.arange(4)
         batch = BatchIndex.recorded(2, 2, {0: rows}, np.ones(4, dtype=np.int64))
         for producer in task.needs:
@@ -78,7 +81,7 @@ class Recorded:
             return
         ref = Ref(Batch(rows, {"reward": Column(np.ones(4))}))
         self.recorder.end(recording, [(WorkerId("host", 0), Block(rows, ref, None, 0.0, 1.0))])
-        await self.recorder.commit(1)
+        await self.recorder.commit(1, alarms)
         self.recorder.close()
 
 
@@ -114,6 +117,15 @@ def test_records_of_steps_that_run_again_are_removed(tmp_path: Path) -> None:
     assert (records.steps(), records.saved_states(), records.segments()) == ([1], [3], [1, 4])
     Recorded(tmp_path)
     assert (records.steps(), records.saved_states()) == ([], []), "a state of a life that ended is another's"
+
+
+@pytest.mark.parametrize(("events", "kept"), [("[nonfinite, alarm]", [1]), ("[nonfinite]", [])])
+def test_the_records_of_a_step_with_an_alarm_stay(tmp_path: Path, events: str, kept: list[int]) -> None:
+    recorded = Recorded(tmp_path, record=f"{{nodes: [reward], keep_last: 1, keep_on: {events}}}")
+    alarm = Alarm(1, parse_condition("entropy < 1"), stops=False, begins=True, value=0.5, usual=None)
+    asyncio.run(recorded.step(alarms=[alarm]))
+    assert recorded.records.kept() == kept
+    assert recorded.notes == ["step 1: entropy < 1; the records of the steps before it are kept"][: len(kept)]
 
 
 def test_segments_that_stay_are_remembered(tmp_path: Path) -> None:
