@@ -87,7 +87,12 @@ WARNINGS = (
     "agent/failed_fraction > 0.5 for 3",
     "throughput/tokens_per_s < 0.5 usual for 3",
 )
-STOPS = ("failed/judge > 0.5 for 3", "failed/reward > 0.5 for 3", "failed/environment > 0.5 for 3")
+STOPS = (
+    "failed/judge > 0.5 for 3",
+    "failed/reward > 0.5 for 3",
+    "failed/environment > 0.5 for 3",
+    "failed/agent > 0.5 for 3",
+)
 """The default of ``run.stop_when``: most samples are lost to failures of infrastructure."""
 
 

@@ -55,6 +55,10 @@ class ProgramError(RuntimeError):
         self.output = output
 
 
+class ServiceFailedError(ProgramError):
+    """The service that runs a program has not answered."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
     """A program's result for its trajectory."""
@@ -65,6 +69,8 @@ class ProgramResult:
     """The end of its printed output."""
     state: object = None
     """The state to score, if the reward is given when the whole group has ended."""
+    unanswered: bool = False
+    """Whether the program failed because its service has not answered."""
 
 
 class Program(Protocol):
@@ -193,9 +199,9 @@ class ServiceProgram:
         except AnswerError as error:
             raise ProgramError(f"it {error}") from error
         except aiohttp.ClientError as error:
-            raise ProgramError(f"it cannot be reached: {_shown(str(error), key)}") from error
+            raise ServiceFailedError(f"it cannot be reached: {_shown(str(error), key)}") from error
         if not 200 <= answer.status < 300:
-            raise ProgramError(f"it answered {answer.status}: {_shown(body, key)}")
+            raise ServiceFailedError(f"it answered {answer.status}: {_shown(body, key)}")
         try:
             return program_result(json.loads(body) if body.strip() else None)
         except (ValueError, RecursionError) as error:

@@ -160,7 +160,8 @@ def agent_columns_of(responses: Sequence[Response], *, several: bool, has_images
     return columns
 
 
-def agent_stats(responses: Sequence[Response]) -> dict[str, Stat]:
+def agent_stats(responses: Sequence[Response], *, by_service: bool) -> dict[str, Stat]:
+    """Statistics of agents, which a service runs, or this worker."""
     rows = [row for row in map(agent_row, responses) if row.first]
     trajectories = [row.trajectory for row in rows]
     stats = {
@@ -170,6 +171,9 @@ def agent_stats(responses: Sequence[Response]) -> dict[str, Stat]:
         "agent/dropped_token_fraction": Stat.of([row.dropped for row in rows]),
         "agent/seconds": Stat.of([trajectory.seconds for trajectory in trajectories]),
     }
+    if by_service:
+        lost = [trajectory.failed and trajectory.verdict.unanswered for trajectory in trajectories]
+        stats["failed/agent"] = Stat.of(lost)
     names = dict.fromkeys(name for trajectory in trajectories for name in trajectory.verdict.metrics)
     for name in names:
         values = [trajectory.verdict.metrics[name] for trajectory in trajectories if name in trajectory.verdict.metrics]

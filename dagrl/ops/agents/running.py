@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.ops.agents.programs import ProgramError, ProgramResult
+from dagrl.ops.agents.programs import ProgramError, ProgramResult, ServiceFailedError
 from dagrl.ops.agents.rows import Trajectory
 from dagrl.ops.agents.session import Ask, Session
 from dagrl.ops.agents.setup import AgentSetup
@@ -268,7 +268,8 @@ class Agent:
         except TimeoutError:
             return session, ProgramResult(), f"it took longer than timeout_s, {setup.spec.timeout_s:g} s"
         except ProgramError as error:
-            return session, ProgramResult(output=error.output), str(error)
+            unanswered = isinstance(error, ServiceFailedError)
+            return session, ProgramResult(output=error.output, unanswered=unanswered), str(error)
         finally:
             gateway.remove(session)
         if verdict.reward is None and verdict.state is None and setup.needs_reward:

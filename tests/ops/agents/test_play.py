@@ -624,6 +624,7 @@ def test_a_service_is_an_agent(play) -> None:
     assert batch["agent_reward"].values.tolist() == [0.0, 3.0]
     assert batch["excluded"].values.tolist() == [1.0, 0.0]
     assert output.stats["agent/hits"].mean == 1
+    assert output.stats["failed/agent"].mean == output.stats["agent/failed_fraction"].mean == 0.5
 
 
 @with_both
