@@ -18,8 +18,10 @@ from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask, Rows, Worker
 from dagrl.workers.messages import Block, Usage
 
 _COUNTED = ("sum",)
-_DETAILS = {
+_DETAILS: dict[str, tuple[str, ...] | None] = {
     "reward": ("mean", "std"),
+    # The fraction of rewards that failed.
+    "failed/reward": None,
     **dict.fromkeys(("prompt_tokens", "response_tokens", "demonstration_tokens"), ("mean", "max")),
     "turns": ("mean", "max"),
     **dict.fromkeys(("staleness", "staleness/tokens"), ("mean", "max")),

@@ -12,6 +12,7 @@ import pytest
 
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import Scope
+from dagrl.config.schema.alarms import STOPS, parse_condition
 from dagrl.data.stats import Stat
 from dagrl.orchestrator.steps.record import StepRecord
 from dagrl.scheduler.commands import Run
@@ -136,6 +137,12 @@ def test_statistics_of_the_contract_come_with_their_details() -> None:
         "loss/policy": 0.5,
         "reward/failed_fraction": 0.25,
     }
+
+
+@pytest.mark.parametrize("condition", STOPS)
+def test_what_stops_a_run_is_a_metric_by_its_own_name(condition: str) -> None:
+    metric = parse_condition(condition).metric
+    assert metrics_of({metric: Stat.of([1, 0])})[metric] == 0.5
 
 
 def test_validation_has_the_same_names_below_val() -> None:
