@@ -20,7 +20,9 @@ import pytest
 from hypothesis import settings
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, max_examples=40)
+# Before a release: pytest --hypothesis-profile=thorough
+settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("untimed")
 
 # Thousands of modules come in while tests are collected, and stay: nothing to be looked through again and again.
