@@ -120,6 +120,8 @@ class Context:
     """Group -> partial responses from earlier steps: columns of a rollout, rows in the group's order."""
     aborted: Callable[[], bool] = lambda: False
     """Only for a rollout: whether it has to end early."""
+    interrupted: Callable[[], bool] = lambda: False
+    """Only for a rollout that has to end early: whether a further attempt continues its conversations."""
 
     def work_as[Kind: TaskWork](self, kind: type[Kind]) -> Kind:
         """The work of an op, of this kind."""
@@ -212,7 +214,8 @@ class Context:
     @property
     def oldest_continued_step(self) -> int:
         """The earliest step whose unfinished responses may be continued by this step or one that overlaps with it."""
-        return self.step - self.rollout.partial_rollout_max_age - self.pipeline.schedule.max_staleness
+        age = self.rollout.partial_rollout_max_age if self.rollout.partial_rollout else 0
+        return self.step - age - self.pipeline.schedule.max_staleness
 
     @property
     def sequences(self) -> int:

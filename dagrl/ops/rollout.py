@@ -1,6 +1,7 @@
 """``rollout``: samples responses to each prompt, and yields each group when it is complete.
 
-After an abort, unfinished groups come last; with ``partial_rollout`` a later step continues them.
+After an abort, unfinished groups come last; with ``partial_rollout`` a later step continues them. Conversations whose
+server was lost wait in this worker for the next attempt.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dagrl.backends.base import GenerationRequest
+from dagrl.backends.base import EngineLostError, GenerationRequest
 from dagrl.config.schema import RolloutNode, SamplingSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import images_at
@@ -27,7 +28,8 @@ from dagrl.ops.turns.loop import Conversations
 def rollout(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
     """Yield each group when all of its responses are finished; after an abort, all other groups together.
 
-    Requests are built in the call itself, before the first output is requested, so that calls are served in order.
+    Raises EngineLostError after them, if conversations wait for the engine to be built again. Requests are built in the
+    call itself, before the first output is requested, so that calls are served in order.
     """
     batch = Batch.concat([part.batch for part in parts])
     samplings = context.sampling_of_rows(batch)
@@ -100,15 +102,23 @@ def _groups(
             yield group_of(group)
         else:
             yield _ended_before(batch.rows[groups == group], context.begun[group], context)
-    for place, response in grown:
-        responses[place] = response
-        group = int(groups[place])
-        missing[group] -= response.finished
-        if not missing[group]:
-            yield group_of(group)
+    lost: EngineLostError | None = None
+    try:
+        for place, response in grown:
+            responses[place] = response
+            group = int(groups[place])
+            missing[group] -= response.finished
+            if not missing[group]:
+                yield group_of(group)
+    except EngineLostError as error:
+        if not context.rollout.multi_turn:
+            raise
+        lost = error
     left = np.flatnonzero(np.isin(groups, [group for group, count in missing.items() if count]))
     if len(left):
         yield _output(batch.rows, responses, left, context, unfinished=True)
+    if lost is not None:
+        raise lost
 
 
 def _check_lengths(batch: Batch, context: Context) -> None:
@@ -189,7 +199,7 @@ def turn_stats(responses: Sequence[Response], node: RolloutNode) -> dict[str, St
         "turns": Stat.of([len(response.turns) for response in responses]),
         "turns/out_of_turns_fraction": Stat.of([response.finish_reason == TURNS for response in responses]),
         "turns/observation_token_fraction": Stat.weighted(
-            tokens - sum(response.sampled for response in responses), tokens
+            tokens - sum(response.sampled + response.begun for response in responses), tokens
         ),
     }
     if node.has_tools:

@@ -4,7 +4,8 @@ load balancer --groups--> servers --blocks--> batch index --> complete shards
                              ^                     |
                              +------- abort -------+  if more prompts were started than the step needs
 
-If a server is lost, the others are stopped too, and a further attempt samples the missing groups.
+If a server is lost, the others are stopped too, and a further attempt samples the missing groups. Conversations that
+workers have paused continue.
 """
 
 from __future__ import annotations
@@ -111,10 +112,16 @@ class RolloutController:
         """Prepare a further attempt. `run` has the shards that are not complete."""
         self._run, self._servers, self._weights = run, servers, weights
         self._attempt, self._first_chunk = self._attempt + 1, len(self.chunks)
-        self._calls, self._balancer, self._stopped, self._losses = TaskGroup(), None, False, []
-        # Partial rollouts may be lost with a machine. Responses start again, with the same random draws; agents
+        self._calls, self._balancer, self._stopped = TaskGroup(), None, False
+        # Partial rollouts may be lost with a machine. Responses start again, with the same random draws; conversations
         # continue if their worker lives.
-        self._begun = {group: begun for group, begun in self._begun.items() if isinstance(begun, PausedGroup)}
+        dead = self._dead()
+        self._begun = {
+            group: begun
+            for group, begun in self._begun.items()
+            if isinstance(begun, PausedGroup) and begun.worker not in dead
+        }
+        self._losses = []
         if self._account is not None:
             self._account.restart([group for group in self._missing if group not in self._begun])
 
@@ -142,7 +149,9 @@ class RolloutController:
         if not batch.complete(self._task.name):
             if self._losses:
                 first = self._losses[0]
+                dead = self._dead()
                 first.lost = tuple(dict.fromkeys(worker for loss in self._losses for worker in loss.lost))
+                first.alive = tuple(worker for worker in first.lost if worker not in dead)
                 raise first
             missing = f"{len(self._missing)} of {len(self._groups)} prompts"
             raise RunError(
@@ -154,14 +163,18 @@ class RolloutController:
         """A server was lost, perhaps in the weight sync that this rollout waits for: stop the others."""
         self._losses.append(loss)
         if not self._stopped:
-            self._stop()
+            self._stop(interrupted=True)
+
+    def _dead(self) -> set[WorkerId]:
+        return {worker for loss in self._losses for worker in loss.dead}
 
     def unfinished(self) -> list[Carried]:
         assert self._account is not None, "a validation finishes all prompts"
         prompt = self._reports.batch.prompt
         if self._node.partial_rollout:
             self._reports.record.account.end(self._missing, "carried_out")
-        return [Carried(prompt(group), self._begun.get(group), self._account.left(group)) for group in self._missing]
+        begun = self._begun if self._node.partial_rollout else {}
+        return [Carried(prompt(group), begun.get(group), self._account.left(group)) for group in self._missing]
 
     async def _request_limits(self) -> RequestLimits:
         """Number of rows that a server accepts. The engine's limits never change, so only the first server is queried,
@@ -199,14 +212,15 @@ class RolloutController:
         for server, groups in balancer.next_chunks():
             self._calls.start(self._guard(self._follow(balancer, server, groups)))
 
-    def _stop(self) -> None:
+    def _stop(self, *, interrupted: bool = False) -> None:
+        """`interrupted`: a further attempt continues the conversations."""
         self._stopped = True
         if self._balancer is not None:
             self._balancer.stop()
         rollout = RolloutId(self._run.step, self._task.name, self._run.round, self._attempt)
         for server in self._servers:
             what = f"{server.id} to abort what {self._task.name} no longer needs"
-            self._calls.start(self._guard(server.call(what, Worker.abort, rollout)))
+            self._calls.start(self._guard(server.call(what, Worker.abort, rollout, interrupted=interrupted)))
 
     async def _guard(self, call: Coroutine[Any, Any, None]) -> None:
         """If the server is lost, let the others finish before the failure is raised."""
@@ -305,17 +319,18 @@ class RolloutController:
         for worker in dict.fromkeys(worker for loss in self._losses for worker in loss.lost):
             mine = [groups for server, groups in self.chunks[self._first_chunk :] if self._servers[server].id == worker]
             groups = [group for chunk in mine for group in chunk if group in self._missing]
+            if worker not in self._dead():
+                # It has reported what it sampled for the conversations that it has paused.
+                groups = [group for group in groups if not isinstance(self._begun.get(group), PausedGroup)]
             if self._account is not None:
                 self._account.lose(self._reports.batch.rows_of(groups), max(0, self._unreported.pop(worker, 0)))
 
     def _keep(self, block: Block, groups: Sequence[int], worker: WorkerId) -> None:
-        """Keep the responses begun in groups outside the batch, for ``partial_rollout``."""
+        """Keep the responses begun in groups outside the batch, for ``partial_rollout`` or a further attempt."""
         batch, step = self._reports.batch, self._run.step
-        if not self._node.partial_rollout:
-            return
-        if block.ref is not None:
+        if block.ref is not None and self._node.partial_rollout:
             self._begun |= {group: PartialRollout(block.ref, batch.rows_of((group,))) for group in groups}
-        elif self._node.multi_turn:
+        elif block.ref is None and self._node.multi_turn:
             self._begun |= {group: PausedGroup(worker, step, group) for group in groups}
 
     def _report_progress(self) -> None:

@@ -50,10 +50,19 @@ class RefusedFolderError(RunError):
 class WorkerLostError(RunError):
     """Workers are lost. The run may restart them and continue."""
 
-    def __init__(self, cause: str, *, lost: tuple[WorkerId, ...] = (), **about: str) -> None:
-        """`lost`: the lost workers; empty if unknown. `about`: as for `RunError`."""
+    def __init__(
+        self, cause: str, *, lost: tuple[WorkerId, ...] = (), alive: tuple[WorkerId, ...] = (), **about: str
+    ) -> None:
+        """`lost`: the lost workers; empty if unknown. `alive`: those that have lost only their engine, and can build it
+        again. `about`: as for `RunError`.
+        """
         super().__init__(cause, **about)
-        self.lost = lost
+        self.lost, self.alive = lost, alive
+
+    @property
+    def dead(self) -> set[WorkerId]:
+        """The lost workers whose process has ended, or has to."""
+        return {worker for worker in self.lost if worker not in self.alive}
 
 
 class WorkerDiedError(WorkerLostError):

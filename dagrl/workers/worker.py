@@ -84,6 +84,8 @@ class Worker:
         self._streaming: RolloutId | None = None
         """The newest rollout."""
         self._aborted: RolloutId | None = None
+        self._interrupted: RolloutId | None = None
+        """The newest rollout that a further attempt continues."""
         self._heartbeats = HeartbeatLimiter()
 
     # The driver calls a trainer's methods on trainers only, and a generator's on generators.
@@ -152,7 +154,14 @@ class Worker:
             gc.enable()
 
     def start(self, setup: StartEngine) -> None:
-        """Become the rank that `setup` describes. Collective over the executor's ranks."""
+        """Become the rank that `setup` describes. Collective over the executor's ranks.
+
+        A worker that has lost its engine builds it again. Its programs and environments live on, and wait.
+        """
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = self._made_engine(setup)
+            return
         # On machines where `dagrl launch` did not start, the first worker fetches the model.
         download(setup.pipeline)
         self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
@@ -165,19 +174,23 @@ class Worker:
         self._cache = ObjectCache(self._timeout_s, keep=setup.engine is not None)
         if setup.engine is not None:
             # The driver and CPU workers do not import torch.
-            from dagrl.workers.engine_factory import make_engine
             from dagrl.workers.meter import Meter
             from dagrl.workers.profiling import make_profiler
 
             self._profiler = make_profiler(setup)
-            assert self._listener is not None, "start before describe"
-            # The other ranks meet at this one: from now on, the engine owns the socket.
-            is_meeting_point = self._listener.getsockname() == (setup.master_addr, setup.master_port)
-            self._engine = make_engine(setup, self._listener.detach() if is_meeting_point else None)
+            self._engine = self._made_engine(setup)
             self._meter = Meter(setup.pipeline)
         # Engines collect garbage when they sleep. Freezing the existing objects saves half a second of scanning.
         gc.collect()
         gc.freeze()
+
+    def _made_engine(self, setup: StartEngine) -> AnyEngine:
+        from dagrl.workers.engine_factory import make_engine
+
+        assert self._listener is not None, "start before describe"
+        # The other ranks meet at this one: from now on, the engine owns the socket.
+        is_meeting_point = self._listener.getsockname() == (setup.master_addr, setup.master_port)
+        return make_engine(setup, self._listener.detach() if is_meeting_point else None)
 
     # -- tasks
 
@@ -250,8 +263,13 @@ class Worker:
         if heartbeat := self._heartbeats.next(sampled_tokens, last=True):
             yield StreamMessage((heartbeat,), last=True)
 
-    def abort(self, rollout: RolloutId) -> None:
-        """End a rollout: its chunks return their responses so far, and later chunks return nothing."""
+    def abort(self, rollout: RolloutId, *, interrupted: bool = False) -> None:
+        """End a rollout: its chunks return their responses so far, and later chunks return nothing.
+
+        `interrupted`: a further attempt will continue the conversations, which wait for it.
+        """
+        if interrupted:
+            self._interrupted = rollout
         self._aborted = rollout
         self._weights.recheck()
         self._generator.abort()
@@ -265,7 +283,12 @@ class Worker:
         if isinstance(work, RolloutWork):
             partial = {group: rollout for group, rollout in work.begun.items() if isinstance(rollout, PartialRollout)}
             begun = {group: self._cache.partial_rollout(rollout, work.outputs) for group, rollout in partial.items()}
-            context = replace(context, begun=begun, aborted=lambda: self._aborted == work.rollout)
+            context = replace(
+                context,
+                begun=begun,
+                aborted=lambda: self._aborted == work.rollout,
+                interrupted=lambda: self._interrupted == work.rollout,
+            )
         return load_op(work.op, self._resources.folder), context
 
     # -- weights

@@ -50,7 +50,7 @@ class Server:
     def __init__(self, worker: WorkerId, fake: Servers) -> None:
         self.id, self._fake = worker, fake
 
-    async def call(self, waits_for: str, method: Callable[..., Any], *args: Any) -> Any:
+    async def call(self, waits_for: str, method: Callable[..., Any], *args: Any, interrupted: bool = False) -> Any:
         return self._fake.call(self.id, method, *args)
 
     def stream(self, work: RolloutWork, count_bytes: Callable[[int], None]) -> AsyncIterator[Block | Heartbeat]:

@@ -20,7 +20,7 @@ from itertools import count, zip_longest
 
 import numpy as np
 
-from dagrl.backends.base import GenerationRequest
+from dagrl.backends.base import EngineLostError, GenerationRequest
 from dagrl.config.schema import RolloutNode
 from dagrl.data.batch import Batch
 from dagrl.ops.agents.messages import RowImages, images_of_rows
@@ -56,8 +56,8 @@ class AgentRollouts:
 
     `run` yields the row and the response of each row of the batch, all rows of a trajectory together. `requests` are
     the ones with which a rollout without an agent would begin. After an abort, unfinished trajectories have one
-    unfinished response, the tokens sampled for them; with ``partial_rollout`` their agents wait for a later call.
-    Raises AgentFailedError.
+    unfinished response, the tokens sampled for them; with ``partial_rollout``, or if servers were lost, their agents
+    wait for a later call. Raises AgentFailedError, and EngineLostError after all responses.
     """
 
     batch: Batch
@@ -88,12 +88,13 @@ class AgentRollouts:
     """Group -> its ended trajectories, by first row, if a group is scored together."""
     _scorings: set[asyncio.Task[None]] = field(default_factory=set)
     _aborted: bool = False
+    _lost: EngineLostError | None = None
 
     def __post_init__(self) -> None:
         context = self.context
         self._setup = agent_setup(context)
         self._loop = self._setup.gateway.loop
-        self._paused = context.resources.once(f"paused agents of {context.sampled_by}", self._paused_agents)
+        self._paused = context.resources.once(f"paused agents of {context.work.task}", self._paused_agents)
         self._queue = RequestQueue(context.generator, context.sampling, self._deliver)
         self._version = context.policy_version
         self._open = {row for row in self.requests if not self.batch.rows[row] % context.sequences}
@@ -130,10 +131,17 @@ class AgentRollouts:
             if self._open:
                 for row, (tokens, counts) in self._on_loop(self._pause).items():
                     yield row, Response(self._version, tokens, outdated=row in self._outdated, counts=counts)
+            if self._lost is not None:
+                raise self._lost
         finally:
             self._loop.call_soon_threadsafe(self._queue.leave)
-            if not ended or not self.context.keeps_unfinished:
+            if not ended or not self._keeps:
                 self._loop.call_soon_threadsafe(self._cancel)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether a later call continues unfinished agents."""
+        return self.context.keeps_unfinished or self._lost is not None or self.context.interrupted()
 
     def _on_loop[Result](self, function: Callable[[], Result]) -> Result:
         """Call a function on the endpoint's loop, after all earlier ones."""
@@ -228,7 +236,7 @@ class AgentRollouts:
                 left[group].append(agent)
                 if row in self._open:
                     sampled[row] = tokens, counts
-        if self.context.keeps_unfinished:
+        if self._keeps:
             for group, agents in left.items():
                 self._paused.put((self.context.step, group), agents)
         return sampled
@@ -273,7 +281,10 @@ class AgentRollouts:
 
     def _call_ended(self, event: CallEnded) -> None:
         self._queue.call_ended()
-        if event.failure is not None:
+        if isinstance(event.failure, EngineLostError):
+            self._lost, self._aborted = event.failure, True
+            self._events.put(None)
+        elif event.failure is not None:
             self.broken(event.failure)
         elif self._aborted:
             self._events.put(None)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dagrl.backends.base import GenerationRequest
+from dagrl.backends.base import EngineLostError, GenerationRequest
 from dagrl.backends.tool_calls import begins_reasoning
 from dagrl.data.batch import Batch
 from dagrl.ops.base import Context
@@ -43,8 +43,9 @@ class Conversations:
     """The multi-turn responses of one call.
 
     `run` yields the row and the finished response of each of `requests`, by row. After an abort it yields unfinished
-    responses as they are; with ``partial_rollout`` they and their environments wait for a later call. `responses` are
-    empty, or marked as outdated.
+    responses as they are. With ``partial_rollout``, or if servers were lost, they and their environments wait for a
+    later call; EngineLostError is raised after them if the server is this worker's. `responses` are empty, or marked as
+    outdated.
     """
 
     def __init__(
@@ -68,11 +69,11 @@ class Conversations:
         """Job -> row and index in its pending outcome."""
         self._finished: dict[int, Response] = {}
         self._context, self._groups = context, batch["group_id"].values
-        self._keeps = context.keeps_unfinished
         self._paused: PausedGroups[_PausedResponse] = context.resources.once(
-            f"paused responses of {context.sampled_by}", lambda: PausedGroups(lambda paused: paused.dialogue.leave())
+            f"paused responses of {context.work.task}", lambda: PausedGroups(lambda paused: paused.dialogue.leave())
         )
         self._aborted = False
+        self._lost: EngineLostError | None = None
         self._events: queue.SimpleQueue[RequestCompleted | CallEnded | JobResult] = queue.SimpleQueue()
         self._queue = RequestQueue(context.generator, self._sampling, self._deliver)
         self._jobs = Jobs(self._events.put, max_running=node.tool_concurrency, timeout_s=node.tool_timeout_s)
@@ -94,10 +95,17 @@ class Conversations:
             yield from [(row, replace(response, finish_reason=ABORTED)) for row, response in self._open.items()]
             if self._keeps:
                 self._pause()
+            if self._lost is not None:
+                raise self._lost
         finally:
             self._queue.leave()
             for row in self._open:
                 self._dialogues[row].leave()
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether a later call continues unfinished responses."""
+        return self._context.keeps_unfinished or self._lost is not None or self._context.interrupted()
 
     def _deliver(self, *events: RequestCompleted | CallEnded) -> None:
         for event in events:
@@ -159,7 +167,9 @@ class Conversations:
         match event:
             case CallEnded():
                 self._queue.call_ended()
-                if event.failure is not None:
+                if isinstance(event.failure, EngineLostError):
+                    self._lost, self._aborted = event.failure, True
+                elif event.failure is not None:
                     raise event.failure
             case RequestCompleted():
                 yield from self._turn_done(event)

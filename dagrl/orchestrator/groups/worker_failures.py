@@ -1,4 +1,5 @@
 """Reactions of a run to lost workers: workers of generators and servers are restarted, as often as the policy allows.
+A worker that has lost only its server keeps its process, and with it tools, environments and programs.
 
 docs/schedule.md follows the death of a server through the functions of the driver.
 """
@@ -60,7 +61,9 @@ class WorkerFailures:
         self._unreported: set[str] = set()
         """Executors with a loss that the scheduler does not know about yet."""
         self._lost: dict[str, set[int]] = {}
-        """Executor -> ranks that were killed and not restarted."""
+        """Executor -> ranks that were lost and not restarted."""
+        self._killed: dict[str, set[int]] = {}
+        """Executor -> those of them whose worker was killed."""
 
     async def handle(self, failure: WorkerLostError, note: Callable[[str], None]) -> WorkerLost | None:
         """The event for a failure that has ended a command. None if another command of the executor reports it.
@@ -75,7 +78,9 @@ class WorkerFailures:
         for worker in failure.lost:
             ranks = self._plan.executors[executor].ranks_lost_with(worker.rank)
             self._lost.setdefault(executor, set()).update(ranks)
-            self._groups.kill_ranks(executor, ranks)
+            if worker in failure.dead:
+                self._killed.setdefault(executor, set()).update(ranks)
+                self._groups.kill_ranks(executor, ranks)
         if executor in self._unreported:
             return None
         lost = ", ".join(map(str, failure.lost))
@@ -90,8 +95,11 @@ class WorkerFailures:
         ranks = sorted(self._lost[executor])
         workers = [WorkerId(executor, rank) for rank in ranks]
         try:
-            await self._groups.start_again(executor, ranks)
+            await self._groups.start_again(executor, ranks, self._killed.get(executor, set()))
         except WorkerLostError:
+            # Some may run, or be about to start.
+            self._killed[executor] = {*ranks}
+            self._groups.kill_ranks(executor, ranks)
             raise
         except RunError as error:
             # A restart of the whole run frees all resources.
@@ -103,6 +111,7 @@ class WorkerFailures:
                 details=error.details,
             ) from error
         del self._lost[executor]
+        self._killed.pop(executor, None)
         return workers
 
     async def _join_others(self, executor: str) -> None:

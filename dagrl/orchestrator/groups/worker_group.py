@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Concatenate
@@ -206,17 +206,15 @@ class WorkerGroups:
         for rank in ranks:
             ray.kill(self[name].handles[rank].actor)
 
-    async def start_again(self, name: str, ranks: Sequence[int]) -> None:
-        """Put new workers on the slots of these ranks. Raises RunError."""
+    async def start_again(self, name: str, ranks: Sequence[int], killed: Collection[int]) -> None:
+        """Put new workers on the slots of the killed ranks; the others build their engine again. Raises RunError."""
         assert self._setup is not None, "start_again before launch"
-        # Some may run, after a failed restart.
-        self.kill_ranks(name, ranks)
-        executor = self._plan.executors[name]
-        placed = await self._place(executor, ranks)
-        for rank, handle in zip(ranks, placed, strict=True):
-            self[name].handles[rank] = handle
-        what = f"{', '.join(str(handle.id) for handle in placed)} to restart"
-        await self._locate(placed, self._describe(placed, what))
+        executor, handles = self._plan.executors[name], self[name].handles
+        for rank, handle in zip(sorted(killed), await self._place(executor, sorted(killed)), strict=True):
+            handles[rank] = handle
+        lost = [handles[rank] for rank in ranks]
+        what = f"{', '.join(str(handle.id) for handle in lost)} to restart"
+        await self._locate(lost, self._describe(lost, what))
         await self._start(executor, self._setup, ranks)
 
     # -- end

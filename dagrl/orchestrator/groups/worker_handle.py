@@ -205,7 +205,7 @@ class WorkerHandle:
             name = "" if isinstance(cause, ValueError | OSError) else f"{type(cause).__name__}: "
             text = f"{name}{cause}".strip()
             if isinstance(cause, EngineLostError):
-                return WorkerLostError(text, **about, lost=(self.id,))
+                return WorkerLostError(text, **about, lost=(self.id,), alive=(self.id,))
             if isinstance(cause, PeerError | ObjectTimeoutError | ray.exceptions.RayError):
                 # Another worker failed, and has its own error. Ray's text has several paragraphs.
                 return WorkerLostError(_first_sentence(text), **about)

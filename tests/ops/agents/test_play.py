@@ -642,3 +642,24 @@ def test_an_engines_failure_ends_the_call(play, engine, monkeypatch) -> None:
     monkeypatch.setattr(engine, "generate", lost)
     with pytest.raises(EngineLostError, match="has died"):
         play("bots:once", prompts=PROMPTS[:2])
+
+
+@with_both
+def test_an_agent_waits_for_a_lost_engine(play, engine, monkeypatch) -> None:
+    whole = together(play("bots:pauses", prompts=PROMPTS[:2], tokens=20))
+    generate = engine.generate
+
+    def loses_second_turns(requests: Any, sampling: Any) -> Any:
+        if any(len(request.begun) for request in requests):
+            raise EngineLostError("the server has died")
+        yield from generate(requests, sampling)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "generate", loses_second_turns)
+        with pytest.raises(EngineLostError, match="has died"):
+            play("bots:pauses", prompts=PROMPTS[:2], tokens=20)
+    later = changed(play.last, begun={0: PausedGroup(WORKER, 1, 0)})
+    batch = together(play(prompts=PROMPTS[:2], context=later))
+    for name in ("response_tokens", "response_mask", "token_turn"):
+        assert batch[name].values.tolist() == whole[name].values.tolist(), name
+    assert len([*play.folder.glob("begun.*")]) == 4, "no program began again"

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from work import changed
 
 from dagrl.backends.backend import RankContext
+from dagrl.backends.base import EngineLostError
 from dagrl.backends.hf.engine import HfEngine
 from dagrl.backends.hf.section import HfEngineSpec
 from dagrl.backends.runtime.initial_weights import weight_source
@@ -108,6 +109,7 @@ def play(bench) -> Callable[..., list[Output]]:
         *,
         answers: tuple[str, ...] = ("7",) * 8,
         aborted: Callable[[], bool] = lambda: False,
+        interrupted: Callable[[], bool] = lambda: False,
         after: Context | None = None,
         short: dict[str, Any] | None = None,
         **options: Any,
@@ -120,7 +122,9 @@ def play(bench) -> Callable[..., list[Output]]:
         train = {"short": {"path": "a.parquet", "sampling": short}, "usual": "b.parquet"}
         sources = {"data": {"train": train}} if short else {}
         context = play.last = replace(
-            bench.context("rollout", engine=engine, nodes={"rollout": node}, **sources), aborted=aborted
+            bench.context("rollout", engine=engine, nodes={"rollout": node}, **sources),
+            aborted=aborted,
+            interrupted=interrupted,
         )
         if after is not None:
             paused = {group: PausedGroup(WorkerId("generator", 0), 1, group) for group in range(4)}
@@ -135,8 +139,9 @@ def play(bench) -> Callable[..., list[Output]]:
             extra_info=["{}"] * len(rows),
             data_set=["short"] * 4 + ["usual"] * 4,
         )
-        outputs = list(rollout([OpInput(0, batch)], context))
-        for output in outputs:
+        outputs = play.outputs = []
+        for output in rollout([OpInput(0, batch)], context):
+            outputs.append(output)
             if not output.unfinished:
                 assert set(output.columns) | {"routed_experts"} == set(context.node.contract().writes)
         return outputs
@@ -362,3 +367,36 @@ def test_a_later_call_continues_aborted_responses(build, play, others) -> None:
     begun = sum(int((versions[row] == 0).sum()) for row in range(8))
     assert begun == left.sampled == (turns.values > 0).sum() - sum(output.sampled for output in outputs)
     assert sum(output.stats["rollout/begun_token_fraction"].total for output in outputs) == pytest.approx(begun)
+
+
+@pytest.mark.parametrize("others", [TOOLS, GAME], ids=["tools", "environment"])
+def test_a_lost_engine_costs_only_the_turns_that_it_was_sampling(build, play, others, monkeypatch) -> None:
+    whole = together(play(build(), **others))
+    engine, asked = build(), []
+    generate = engine.generate
+
+    def loses_the_second_call(requests: Any, sampling: Any) -> Any:
+        asked.append([len(request.begun) for request in requests])
+        if len(asked) == 2:
+            raise EngineLostError("the server has died")
+        yield from generate(requests, sampling)
+
+    monkeypatch.setattr(engine, "generate", loses_the_second_call)
+    with pytest.raises(EngineLostError, match="has died"):
+        play(engine, **others)
+    left = play.outputs[-1]
+    assert left.unfinished and not left.columns
+    batch = together(play(engine, after=play.last, **others))
+    for name in ("response_tokens", "response_mask", "token_turn", "turns"):
+        assert batch[name].values.tolist() == whole[name].values.tolist(), name
+    # Groups that had ended are sampled again here, which a run does not do.
+    assert asked[2].count(0) == len(PROMPTS) - len(left.rows)
+    assert sorted(begun for begun in asked[2] if begun) == sorted(asked[1])
+
+
+def test_an_interrupted_attempt_keeps_conversations_of_other_servers(build, play) -> None:
+    engine = build(2)
+    told = aborting(engine)
+    *_, left = play(engine, interrupted=told.is_set, **TOOLS)
+    (paused,) = (kept for name, kept in play.last.resources.cache.items() if name.startswith("paused"))
+    assert left.unfinished and len(paused.all()) == len(left.rows)

@@ -39,9 +39,13 @@ class Workers:
 
     def __init__(self) -> None:
         self.given_up: list[WorkerId] = []
+        self.started: list[tuple[str, list[int], set[int]]] = []
 
     def kill_ranks(self, name: str, ranks: list[int]) -> None:
         self.given_up += [WorkerId(name, rank) for rank in ranks]
+
+    async def start_again(self, name: str, ranks: list[int], killed: set[int]) -> None:
+        self.started.append((name, ranks, killed))
 
 
 class Scene:
@@ -70,11 +74,11 @@ class Scene:
         return task
 
 
-def dies(*lost: WorkerId, after_s: float = 0.0) -> Callable[[], Awaitable[None]]:
+def dies(*lost: WorkerId, after_s: float = 0.0, alive: tuple[WorkerId, ...] = ()) -> Callable[[], Awaitable[None]]:
     async def action() -> None:
         await asyncio.sleep(after_s)
         error = WorkerDiedError("died", worker=", ".join(map(str, lost)))
-        error.lost = lost
+        error.lost, error.alive = lost, alive
         raise error
 
     return action
@@ -101,6 +105,14 @@ def test_a_lost_generator_is_reported() -> None:
     assert scene.notes == [
         "generator/1 is lost: died; generator goes on when generator/1 is restarted (restart 1 of 3)"
     ]
+
+
+def test_a_worker_that_has_lost_only_its_server_is_not_killed() -> None:
+    scene = Scene()
+    assert play(scene, rollout=dies(FIRST, SECOND, alive=(FIRST,))) == [WorkerLost("generator")]
+    assert scene.groups.given_up == [SECOND]
+    asyncio.run(scene.failures.restart("generator"))
+    assert scene.groups.started == [("generator", [0, 1], {1})]
 
 
 def test_a_generator_lost_in_a_sync_is_reported() -> None:
