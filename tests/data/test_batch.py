@@ -217,7 +217,7 @@ def test_rows_share_entries() -> None:
     assert column.lengths.tolist() == [2, 2, 3, 1]
     taken = column.take(np.array([2, 0, 2, 1]))
     assert [taken[row].tolist() for row in range(4)] == [[4, 5, 6], [1, 2], [4, 5, 6], [1, 2]]
-    # Each entry that is needed is there once.
+    # Each required entry is stored once.
     assert taken.values.tolist() == [1, 2, 4, 5, 6]
     joined = Column.concat([taken, Column.ragged([[7]], "uint8")])
     assert joined[4].tolist() == [7] and len(joined.values) == 6

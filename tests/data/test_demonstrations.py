@@ -1,4 +1,4 @@
-"""Responses that come with prompts: where a file may hold them, what becomes of them, and what is refused."""
+"""Responses in prompt files: their columns, their tokens, and errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def loader(tmp_path: Path) -> Callable[..., PromptLoader]:
 
 
 def texts(piece: PromptSlice, name: str = "responses.0") -> list[str]:
-    """What responses say; ``$`` for the end token."""
+    """Texts of responses; ``$`` is the end token."""
     column = piece.columns[name]
     return [
         "".join("$" if token == END else chr(token) for token in column[row].tolist()) for row in range(len(column))
@@ -261,7 +261,7 @@ def test_reasoning_and_calls_are_written_by_the_chat_template(loader, template, 
 
 
 def decoded(piece: PromptSlice, template: str, name: str = "responses.0") -> str:
-    """What a response says; ``$`` for the end of its turn."""
+    """Text of a response; ``$`` is the end of its turn."""
     return tokenizer_of(template).decode(piece.columns[name][0]).replace("<|im_end|>", "$")
 
 

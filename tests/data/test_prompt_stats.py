@@ -1,4 +1,4 @@
-"""What is said of files of prompts: lengths, duplicates, and what training and validation have in common."""
+"""Statistics of prompt files: lengths, duplicates, and the overlap of training and validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading ahead returns what a plain read returns, and its errors come when the prompt is asked for."""
+"""Reading ahead returns the same as a plain read, and raises errors when the prompt is requested."""
 
 from __future__ import annotations
 

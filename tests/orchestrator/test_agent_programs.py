@@ -48,7 +48,7 @@ def test_the_official_client_trains_the_demos_task(lab, tmp_path: Path) -> None:
     # Of 25 sums. The template's 100 steps reach 0.9.
     assert metrics[0]["val/reward/mean"] < 0.1 and metrics[-1]["val/reward/mean"] > 0.2
     for line in metrics[1:]:
-        # The trainer's log-probs of what the client was told are the generator's.
+        # The trainer's log-probs of the replies equal the generator's.
         assert line["mismatch/logprob_diff/max"] < 1e-4
         assert line["agent/requests"] == 1 and line["agent/failed_fraction"] == 0
 

@@ -1,4 +1,4 @@
-"""What the driver does about alarms."""
+"""The driver's reaction to alarms."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def spread(response, prompt):
 
 @pytest.fixture(scope="module")
 def metrics(lab, tmp_path_factory) -> list[dict[str, float]]:
-    """Of two steps of eight prompts each, which go once over the sixteen of the file."""
+    """Metrics of two steps of eight prompts, one epoch of the file's sixteen."""
     folder = tmp_path_factory.mktemp("whitened")
     pipeline = lab.tiny_pipeline()
     del pipeline["nodes"]["ref"], pipeline["engines"]["reference"]

@@ -32,7 +32,7 @@ def even(response):
 
 
 class Remembers:
-    """Its choice depends on all that it was told."""
+    """A sampler whose choice depends on all of its feedback."""
 
     def __init__(self, sources, seed):
         self.sources, self.told, self.next = sources, seed, 0
@@ -138,7 +138,7 @@ def write(folder: Path, pipeline: Pipe, long: TooLong) -> Path:
 
 
 class Told:
-    """What the processes of a run did; of a step that ran again, the last time."""
+    """Records of a run's processes; of a repeated step, those of its last run."""
 
     def __init__(self, prepared: PreparedPipeline, folder: Path, chance: Random, ends: list[tuple[int, bool]]) -> None:
         """`ends`: where each process but the last ends, and whether by a kill."""

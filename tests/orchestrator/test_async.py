@@ -1,4 +1,4 @@
-"""Rollouts a step ahead of training: what overlaps, how old samples are, and what a stop and a kill leave of it."""
+"""Rollouts a step ahead of training: overlap, age of samples, and the state after a stop and after a kill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 8
 PROMPTS = 16
-"""Of the data set; a step takes half of them, so that every two steps are an epoch."""
+"""Prompts of the data set; a step takes half of them, so two steps are an epoch."""
 
 
 def ahead(lab, **schedule: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_each_epoch_has_each_prompt_once(run):
 
 
 def test_row_wise_nodes_begin_with_the_first_shard(run):
-    """Of the reference, on the trainer's ranks, while the generator samples the second shard."""
+    """The reference runs on the trainer's ranks while the generator samples the second shard."""
     assert any(span(run, step, "reward")[0] < span(run, step, "rollout")[1] for step in range(1, STEPS + 1))
     assert any(span(run, step, "ref")[0] < span(run, step, "rollout")[1] for step in range(1, STEPS + 1))
 
@@ -114,7 +114,7 @@ def lives(lab, tmp_path_factory):
     """A run that begins more prompts than it needs, is killed, resumed, and stopped by Ctrl-C."""
     folder = tmp_path_factory.mktemp("lives")
     pipeline = ahead(lab)
-    # In the order of the file, so that a place in the data set says which prompt is there.
+    # In file order, so that a position in the data set identifies its prompt.
     pipeline["data"]["order"] = "file"
     pipeline["nodes"]["rollout"] |= {"over_sampling_batch_size": 12, "partial_rollout": True}
     pipeline["run"] |= {"save_every": 2, "validate_every": None}
@@ -133,7 +133,7 @@ def lives(lab, tmp_path_factory):
 
 
 def states(run) -> dict[int, dict]:
-    """What its checkpoints know, by step."""
+    """The states in the run's checkpoints, by step."""
     found = [
         json.loads(each.read_text()) | {"order": json.loads((each.parent / "order.json").read_text())}
         for each in (run.folder / "checkpoints").glob("step_*/state.json")
@@ -159,7 +159,7 @@ def test_no_prompt_is_lost_or_doubled_by_a_stop_or_a_kill(lives):
 def test_a_run_with_several_lives_has_each_step_once(lives):
     run, saved, gone_on = lives
     assert [line["step"] for line in run.metrics()] == list(range(1, max(saved) + 1))
-    # The rollout of a step ahead ended with the run, and what waited for the killed one has begun again.
+    # The rollout one step ahead ended with the run, and the prompts that waited in the killed run started again.
     (whole,) = accounts(run.metrics())
     assert whole.samples["lost"] > 0 and whole.tokens["lost"] > 0
     (before,) = accounts(run.metrics()[: gone_on - 1])

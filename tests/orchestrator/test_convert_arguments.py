@@ -59,7 +59,7 @@ for folder, call in json.load(sys.stdin):
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What each case says and, behind it, its exit code and whether torch was imported; all in one process."""
+    """Each case's output, exit code and whether torch was imported; all in one process."""
     calls = []
     for call, files, _ in CASES.values():
         folder = tmp_path_factory.mktemp("case")

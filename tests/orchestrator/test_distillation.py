@@ -61,7 +61,7 @@ def write_prompts(path: Path, more: int) -> None:
 
 
 def student_of_two() -> dict[str, Any]:
-    """The demo's student; each teacher reads the rows of its source, and says of all tokens how likely they are."""
+    """The demo's student; each teacher scores the tokens of the rows of its source."""
     files = {"sums": "sums.parquet", "ones": "ones.parquet"}
     scored, merged = {"op": "logprob", "top_k": 15}, {"op": "merge", "engine": None, "top_k": None}
     return {

@@ -1,4 +1,4 @@
-"""The end of a step: what is written of it, and in which order."""
+"""The end of a step: its files, and the order in which they are written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dagrl.workers.errors import RunError
 
 
 def test_a_run_that_ends_during_the_rename_of_a_checkpoint_has_logged_its_step(lab) -> None:
-    """The checkpoint may be whole in the end, and the run go on behind the step: nobody would tell of it any more."""
+    """The checkpoint may be complete, so that a resumed run starts after the step and does not log it again."""
     written: list[str] = []
 
     async def finish(state: RunState) -> None:

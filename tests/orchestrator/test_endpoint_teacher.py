@@ -1,4 +1,4 @@
-"""A real run whose teacher is a server on this machine that speaks OpenAI's protocol, until it says something else."""
+"""A real run whose teacher is a local server with OpenAI's protocol, until it returns wrong answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What explorers and trainers wait for, take and refuse; without engines."""
+"""Waits, batches and errors of explorers and trainers, without engines."""
 
 import asyncio
 import os

@@ -95,7 +95,7 @@ def test_the_best_checkpoint_is_exported(run: Path, tmp_path: Path, capsys) -> N
 
 @pytest.mark.soak
 def test_there_and_back_in_processes_of_their_own(run: Path, tmp_path: Path) -> None:
-    """As on a terminal: without noise, and without what a test process has imported."""
+    """As on a terminal: without log output, and without the imports of the test process."""
 
     def dagrl(*arguments: str) -> str:
         command = [sys.executable, "-m", "dagrl", *arguments]

@@ -32,7 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "training, delayed": ("sglang", {}, {"fp8": "hybrid", "fp8_recipe": "delayed"}),
     "all": ("sglang", CACHE, {"fp8": "e4m3"}),
 }
-"""Backend, what its section says besides, and what the trainer's ``transformer`` says."""
+"""Backend, further keys of its section, and the trainer's ``transformer`` section."""
 POLICIES = [
     pytest.param(name, experts, id=f"{name}-{'mixture' if experts else 'dense'}")
     for experts in (False, True)

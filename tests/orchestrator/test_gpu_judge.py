@@ -21,7 +21,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"sleep": False},
     ),
 }
-"""Layout of trainer and generator, the judge's engine, and what else is said of the trainer."""
+"""Layout of trainer and generator, the judge's engine, and further keys of the trainer."""
 
 
 @pytest.mark.parametrize("name", CASES)

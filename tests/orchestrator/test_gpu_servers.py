@@ -92,7 +92,7 @@ def two_machines(folder: Path) -> Iterator[str]:
     with listen("127.0.0.1") as free:
         port = free.getsockname()[1]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
-    # Not where `dagrl run` looks for a cluster that it was not told of.
+    # Not in the folder where `dagrl run` looks for running clusters.
     scratch = tempfile.mkdtemp(prefix="ray-")
     head = [
         "--head",

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def ppo(lab, tmp_path_factory) -> Any:
-    """Three steps, in the first of which the policy waits for its critic."""
+    """Three steps; the first one trains only the critic."""
     folder = tmp_path_factory.mktemp("ppo")
     pipeline = lab.tiny_pipeline()
     small = pipeline["model"]["init"] | {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

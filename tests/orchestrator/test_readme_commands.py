@@ -141,7 +141,7 @@ CHECKS: dict[str, Callable[[Path, str], None]] = {
 """Command of README -> what must hold after it. All exit with 0 and write nothing to stderr."""
 
 INSTEAD = {
-    # The hub cannot be reached; the comment behind the command says how it goes without.
+    # The hub cannot be reached; the comment after the command names the offline alternative.
     "python data_preprocess/gsm8k.py --local_dir data/gsm8k": (
         "python data_preprocess/gsm8k.py --local_dir data/gsm8k --source originals"
     ),
@@ -324,7 +324,7 @@ def test_scripts_know_the_options_that_pages_give_them(command: str) -> None:
 
 
 class Newcomer:
-    """Types README's commands in a folder with the repository's files, and with what README says to save there."""
+    """Types README's commands in a folder with the repository's files and the files that README asks to save there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -342,7 +342,7 @@ class Newcomer:
             (folder / "originals" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def come_to(self, command: str) -> str:
-        """What a command says, after all those before it; it exits with 0 and says nothing on stderr."""
+        """Output of a command, after all earlier ones; it exits with 0 and an empty stderr."""
         out = ""
         while command in self._ahead:
             out = self._play(self._ahead.pop(0))

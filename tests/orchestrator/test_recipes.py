@@ -41,7 +41,7 @@ OWN = {
 model: {init: {model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 64}}
 """,
 }
-"""What a recipe needs to be itself on a laptop: a mixture of experts."""
+"""Overrides that a recipe needs on a laptop: a mixture of experts."""
 SMALL = ("run.steps=3", "run.validate_every=3", "run.validate_first=false", "run.save_every=null", "track=[console]")
 
 
@@ -59,7 +59,7 @@ def test_it_trains_on_a_laptop(recipe: str, lab, tmp_path: Path) -> None:
     for line in metrics:
         assert {sign for sign in (REFERENCE, CHARGED, CRITIC, FILTER) if sign in line} == SIGNS[recipe]
         assert math.isfinite(line["loss/policy"])
-        # What was sampled is what is trained on, by the weights that sampled it.
+        # The update trains on the samples' own tokens, with the weights that sampled them.
         assert line["mismatch/logprob_diff/max"] < 1e-4
         assert line["staleness/max"] == 0
     # Some of the thousand answers to sums of one digit are right by chance, and something is learned of those.

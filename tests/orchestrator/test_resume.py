@@ -26,7 +26,7 @@ class Lives:
     stopped_checkpoints: list[str]
     killed: Any
     killed_checkpoints: dict[str, bool]
-    """Those in place when it was killed, and whether each was whole."""
+    """Checkpoints at the time of the kill, and whether each was complete."""
     finished: Any
 
 

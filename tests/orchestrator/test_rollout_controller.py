@@ -1,4 +1,4 @@
-"""A rollout's run, from the driver's side: servers that answer in an order of their own, and stop when told to."""
+"""A rollout as the driver sees it: servers that answer in any order, and stop on request."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Servers:
         self.generated = 0
         """Tokens of all blocks, and those that were lost."""
         self.asked = 0
-        """How often somebody wanted to know the limits."""
+        """Number of requests for the limits."""
 
     def servers(self, count: int) -> list[Any]:
         return [Server(worker_of(number), self) for number in range(count)]
@@ -117,7 +117,7 @@ class Servers:
             yield replace(self._block(left, f"begun {left}", work), unfinished=True)
 
     def _block(self, groups: Sequence[int], ref: str, work: RolloutWork) -> Block:
-        """Three tokens for each row, after those that were begun."""
+        """Three tokens for each row, after its earlier tokens."""
         block = block_of(groups, ref)
         begun = np.where(np.isin(block.rows // N, [*work.begun]), BEGUN, 0)
         counts = {"sampled": np.full(len(block.rows), 3), "begun": begun}
@@ -129,7 +129,7 @@ class Servers:
             raise WorkerDiedError(f"{worker} died", lost=(worker,))
 
     def revive(self) -> None:
-        """Those who died are there again, and nobody has been told to stop."""
+        """Restart the dead workers and clear all aborts."""
         self.lives = {name: left for name, left in self.lives.items() if left > 0}
         self.aborts = set()
 
@@ -282,7 +282,7 @@ def test_a_full_batch_stops_the_rollout_and_unfinished_prompts_are_known(
     assert set(over.fake.aborts) == {worker_of(number) for number in range(layout["servers"])}
     sent = {group for _, work in over.fake.works for group in (work.parts[0].rows // N).tolist()}
     for place, begun, _ in left:
-        # What was sent and left is there to go on with, under the ids that it had.
+        # Groups that were sent and not finished can be continued under their ids.
         assert (begun is not None) == (partial and place - 100 in sent)
         if begun is not None:
             assert begun.rows.tolist() == [(place - 100) * N, (place - 100) * N + 1]
@@ -396,7 +396,7 @@ def test_the_last_shards_are_reported_by_the_end_of_the_rollout(ran, patience, t
 
 
 def lost_with_a_sync(lab, *, sent: bool) -> tuple[Servers, WorkerDiedError]:
-    """What becomes of a rollout that stands behind a sync in which a server dies that has no share of it."""
+    """A rollout queued behind a sync in which a server dies that takes no part in the rollout."""
     declared = lab.tiny_pipeline()
     declared["data"]["prompts_per_step"] = 1
     declared["nodes"]["rollout"] |= {"n": N}

@@ -1,4 +1,4 @@
-"""A policy that teaches itself, with a moving average of its weights that is told more: resumed from a checkpoint."""
+"""A policy that teaches itself: a moving average of its weights gets a longer prompt; resumed from a checkpoint."""
 
 from __future__ import annotations
 

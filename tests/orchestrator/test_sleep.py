@@ -14,7 +14,7 @@ CLOCKS_US = 2000
 
 @pytest.fixture(scope="module")
 def taking_turns(lab, tmp_path_factory):
-    """The first steps of the tiny pipeline on one slot. `test_resume` goes on with such a run."""
+    """The first steps of the tiny pipeline on one slot. `test_resume` continues such a run."""
     folder = tmp_path_factory.mktemp("turns")
     pipeline = lab.tiny_pipeline()
     pipeline["groups"] = {"all": {"cpus_per_node": 1}}
@@ -33,7 +33,7 @@ def test_sleeping_changes_no_number(taking_turns, unbroken, lab):
 
 
 def test_no_engine_works_while_the_other_is_in_memory(taking_turns):
-    """What the timeline shows: down to the weights, the sync, off, up, the rollout, and back."""
+    """The timeline: offload to the weights, sync, sleep, wake, rollout, and back."""
     timeline = json.loads((taking_turns.folder / "timeline.json").read_text())
     events = [event for event in timeline if event["ph"] == "X" and event["args"]["group"] == "all"]
     events.sort(key=lambda event: event["ts"])

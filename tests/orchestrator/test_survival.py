@@ -21,14 +21,14 @@ import pytest
 WAIT_S = 400
 GENERATORS = ["generator/0", "generator/1"] * 7
 OTHERS = ["actor/0", "host/0"] * 3
-"""All of the run goes on from its last checkpoint without one of them."""
+"""If one of these dies, the whole run continues from its last checkpoint."""
 STEPS = 24
 LONGEST_PEACE = 2.5
 """Between a worker's return and the next death, in steps; the first one after it takes about two."""
 
 
 class Killer:
-    """Ends workers of a run, one after the other, each when all of them are there again."""
+    """Kills workers of a run one after the other, each when all of them are running again."""
 
     def __init__(self, run: Any, seed: int, longest_peace_s: float) -> None:
         self.run, self.seed, self._longest_peace_s = run, seed, longest_peace_s
@@ -37,7 +37,7 @@ class Killer:
 
     @property
     def told(self) -> str:
-        """What a failure has to name."""
+        """The context that a failure message needs."""
         return f"seed {self.seed}, after {self.kills} deaths:\n{self.run.output}"
 
     def kill_all(self, victims: Sequence[str]) -> None:
@@ -46,7 +46,7 @@ class Killer:
             self._kill(victim)
 
     def _kill(self, worker: str) -> None:
-        """End a worker some time after it is there; nothing where the run has ended."""
+        """Kill a worker some time after it starts; do nothing if the run has ended."""
         if not self._until_all_are_there():
             return
         time.sleep(self._random.uniform(0, self._longest_peace_s))
@@ -80,7 +80,7 @@ class Killer:
 
 
 def comparable_samples(run: Any, step: int) -> list[dict[str, Any]]:
-    """In the order of their ids, each of which is there once."""
+    """Stored samples in the order of their ids, which are unique."""
     rows = pq.read_table(run.folder / "samples" / f"step_{step}.parquet").to_pylist()
     assert set(Counter(row["sample_id"] for row in rows).values()) == {1}, f"step {step}: there twice"
     return sorted(rows, key=lambda row: row["sample_id"])

@@ -23,7 +23,7 @@ TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_vllm.yaml"
 PROMPTS, N = 32, 32
 KILLED_AFTER = 3
 STEPS = [8, pytest.param(36, marks=pytest.mark.soak)]
-"""Of a run that only shows what its weights are, and of one that learns."""
+"""Steps of a run that only checks its weights, and of a run that learns."""
 
 
 @pytest.fixture(scope="module", params=STEPS)

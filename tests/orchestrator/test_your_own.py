@@ -18,7 +18,7 @@ STEERED = (
 
 @pytest.fixture(scope="module")
 def metrics(lab, tmp_path_factory) -> list[dict[str, float]]:
-    """Of three steps of 32 prompts with 4 responses each."""
+    """Metrics of three steps of 32 prompts with 4 responses each."""
     folder = tmp_path_factory.mktemp("own")
     for name, text in re.findall(r"```(?:yaml|python)\n# (\S+)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL):
         (folder / name).write_text(text)

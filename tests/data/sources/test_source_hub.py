@@ -96,7 +96,7 @@ for name in sys.argv[1:]:
 
 
 def opened_from(address: str, home: Path, *names: str) -> list[str]:
-    """What becomes of data sets, each downloaded and streamed, in a process whose Hub has this address."""
+    """Results of data sets, each downloaded and streamed, in a process whose Hub has this address."""
     variables = os.environ | {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, "-c", OPENED, *names]
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -107,7 +107,7 @@ def test_the_libraries_load_and_stream_from_a_server_that_answers_as_the_hub(hub
     with HubServer(folders, gated=frozenset({"datasets/me/closed"})) as server:
         names = ("me/sums", "me/gone", "me/closed", "me/sums@v9")
         lines = opened_from(server.address, tmp_path / "home", *names)
-        # All files are downloaded once; what is streamed is of the split that is read.
+        # All files are downloaded once; streams read only the requested split.
         splits = [name.partition("-")[0] for name in server.downloads]
         assert sorted(splits) == ["test", "train", "train"]
     assert lines[0] == lines[1] == "50 train 49 train 0"

@@ -74,7 +74,7 @@ KIN = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 class Process:
-    """A program under way, which says on lines what happens to it."""
+    """A running program that prints a line for each event."""
 
     def __init__(self, what: str, ignored: tuple[int, ...] = ()) -> None:
         self._process = subprocess.Popen(
@@ -97,7 +97,7 @@ class Process:
         self._process.send_signal(number)
 
     def rest(self) -> str:
-        """All that it still says, when its input is over."""
+        """Its remaining output after the end of its input."""
         return self._process.communicate(timeout=120)[0]
 
 

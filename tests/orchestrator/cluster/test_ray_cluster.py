@@ -1,4 +1,4 @@
-"""Joining a Ray that is there, asking for more than there is, and what a Ray of our own starts."""
+"""Joining a running Ray, requesting too many resources, and the processes of a Ray that dagrl starts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 
 @pytest.fixture(scope="module")
 def running_ray(tmp_path_factory):
-    """A Ray with two CPUs that somebody else has started; yields its address."""
+    """A Ray with two CPUs that dagrl has not started; yields its address."""
     with started_ray(tmp_path_factory.mktemp("r", numbered=False), NO_TOKEN) as address:
         yield address
 
 
 @contextmanager
 def started_ray(folder: Path, settings: dict[str, str]) -> Iterator[str]:
-    """Start Ray with two CPUs and these variables, on a port that it chooses and says."""
+    """Start Ray with two CPUs and these variables, on a port that it chooses and prints."""
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **settings}
     start = ["start", "--head", "--port=0", "--num-cpus=2", f"--temp-dir={folder}", "--include-dashboard=false"]
     start += ["--object-store-memory=134217728", "--node-ip-address=127.0.0.1", "--block"]
@@ -81,7 +81,7 @@ print(sum(each.job_id.hex() != own for each in state._get_all_task_events()))
 
 
 def status(address: str, settings: dict[str, str] = NO_TOKEN) -> str:
-    """What `ray status` says."""
+    """The output of `ray status`."""
     environment = {**os.environ, **settings}
     command = [RAY, "status", f"--address={address}"]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment).stdout

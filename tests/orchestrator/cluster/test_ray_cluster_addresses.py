@@ -1,4 +1,4 @@
-"""Which Ray a run would join, and what is said where it cannot."""
+"""The Ray cluster that a run joins, and the error if it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reaper, on real processes: what a killed driver leaves behind goes, what a clean one keeps stays."""
+"""The reaper, on real processes: it ends the processes of a killed driver, and leaves those of a clean one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Ray of our own needs on a machine."""
+"""Requirements of a Ray that dagrl starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a pipeline that is another than before."""
+"""Messages about a pipeline that differs from the run folder's."""
 
 from __future__ import annotations
 

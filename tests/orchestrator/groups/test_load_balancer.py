@@ -20,12 +20,12 @@ from dagrl.orchestrator.groups.load_balancer import (
 
 
 class Table:
-    """Servers that finish groups when chance says so."""
+    """Servers that finish groups at random times."""
 
     def __init__(self, groups: int, servers: int, size: RequestLimits, pinned: Mapping[int, int] | None = None) -> None:
         self.balancer = LoadBalancer(range(groups), servers, size, pinned)
         self.chunks: list[deque[list[int]]] = [deque() for _ in range(servers)]
-        """Of each server, its chunks, with the groups that it has not finished."""
+        """The chunks of each server, with their unfinished groups."""
         self.sent: list[tuple[int, tuple[int, ...]]] = []
         self.finished: list[int] = []
         self.send()
@@ -107,7 +107,7 @@ def test_a_server_gets_the_next_chunk_after_it_has_started_the_last() -> None:
     assert list(balancer.next_chunks()) == []
     balancer.started(1)
     assert list(balancer.next_chunks()) == [(1, (2,))]
-    # One that was told to stop is through with its chunk without having begun.
+    # An aborted server ends its chunk without starting it.
     balancer.end_chunk(0, 1)
     assert list(balancer.next_chunks()) == [(0, (3,))]
 

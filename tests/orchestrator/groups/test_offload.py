@@ -1,4 +1,4 @@
-"""Sleeping and waking as the driver has them carried out, and what it says of who holds devices."""
+"""Sleeps and wakes that the driver requests, and its report of the engines on the devices."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Workers:
         return Group(self, executor)
 
     async def _handed(self) -> None:
-        """As those wait who take what lies in the object store."""
+        """Wait like receivers that read from the object store."""
         if not self._meet:
             ((_, _, (take,)),) = [each for each in self.log if each[1] is Worker.receive_weights]
             await asyncio.gather(*take.send_results)
@@ -150,7 +150,7 @@ def test_weights_are_in_the_object_store_before_they_are_received():
 
 @pytest.mark.parametrize("backend", ["hf", "sglang"])
 def test_a_send_through_the_object_store_is_queued_behind_the_update(backend):
-    """Those that both sides hand over must wait for it: servers that are in a sync do nothing else."""
+    """Transports in which both sides meet must wait: servers in a sync do nothing else."""
     workers, seen = Workers(meet=backend == "sglang"), []
     syncs = WeightSyncs(workers, pipeline(backend=backend))  # type: ignore[arg-type]
 

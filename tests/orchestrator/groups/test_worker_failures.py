@@ -1,4 +1,4 @@
-"""What the scheduler hears when workers are lost, and when."""
+"""Events that the scheduler gets for lost workers, and their order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Workers:
 
 
 class Scene:
-    """Commands under way, each ended by what the test says of it."""
+    """Running commands, each ended as the test requires."""
 
     def __init__(self, most: int = 3, bound_s: float = 5.0) -> None:
         self.groups, self.notes, self.heard = Workers(), [], []

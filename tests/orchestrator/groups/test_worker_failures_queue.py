@@ -1,4 +1,4 @@
-"""What a failed run that was sent behind another has to say."""
+"""The error of a failed run that was queued behind another one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AHEAD = "out of memory"
 
 
 def told_of(second: str, *, first: str = "ref", fails: bool = True) -> str:
-    """What `second` fails with, which was begun behind `first` and fails before that ends."""
+    """The error of `second`, queued behind `first`, which fails before `first` ends."""
     under_way: dict[asyncio.Task[object], Command] = {}
 
     async def one_ahead() -> None:

@@ -1,4 +1,4 @@
-"""What a failure of a worker is taken for: an error of the user's ends the run, a loss may be made up for."""
+"""Classification of a worker's failure: a user's error ends the run, a lost worker may be restarted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def failed_with(cause: Exception) -> exceptions.RayTaskError:
 
 @pytest.fixture
 def answer() -> Any:
-    """What becomes of a call to a worker that answers like this, and when."""
+    """The outcome of a call to a worker that answers like this, and its time."""
 
     def call(answer: Any, timeout_s: float = 1800, key: str = "node_timeout_s") -> RunError | str:
         timeout = Timeout(timeout_s, key)
@@ -166,7 +166,7 @@ def test_an_answer_in_time_is_returned(answer) -> None:
 
 
 class Streaming:
-    """A worker that tells these messages of a task; a stream that nobody waits for ends when the test does."""
+    """A worker that streams these messages of a task; an unread stream ends with the test."""
 
     def __init__(self, told: list[StreamMessage]) -> None:
         self._told, self._had_last = told, False
@@ -189,7 +189,7 @@ class Streaming:
 
 
 class Ready:
-    """A ref of something that is there, or has failed."""
+    """A ref of an object that is ready, or has failed."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
@@ -218,7 +218,7 @@ def test_a_stream_ends_with_its_last_message(last) -> None:
 
 
 class InARow:
-    """A worker that takes up one thing after the other, each for so many seconds."""
+    """A worker that runs tasks one after the other, each for `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._through = seconds, 0.0
@@ -233,7 +233,7 @@ class InARow:
 
 
 class DueAt:
-    """A ref of what is there in time; as with those of Ray, who gives up may wait again."""
+    """A ref that is ready at `when`; as with Ray's refs, a wait can be repeated after a timeout."""
 
     def __init__(self, when: float, thing: Any) -> None:
         self._when, self._thing = when, thing

@@ -1,4 +1,4 @@
-"""What workers are told to become, above all those on the slots of servers."""
+"""Setup messages of workers, in particular on the slots of servers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_slots_of_a_server_are_lost_together(
 
 @pytest.fixture
 def setups_of(tmp_path: Path):
-    """Executor and overrides -> what its workers are told, each on an own port, four GPUs to a machine."""
+    """Executor and overrides -> setup messages of its workers, each on its own port, four GPUs a machine."""
 
     def make(name: str, *overrides: str) -> list[StartEngine]:
         (tmp_path / "p.yaml").write_text(PIPELINE)

@@ -27,7 +27,7 @@ ON_ONE_GPU = (
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What workers of one GPU are asked for, in order, as (executor, method)."""
+    """Calls to the workers of one GPU, in order, as (executor, method)."""
     (tmp_path / "p.yaml").write_text(BASE)
     loaded = load_pipeline(tmp_path / "p.yaml", ON_ONE_GPU)
     plan = make_plan(loaded.pipeline, build_graph(loaded.pipeline, loaded.folder))

@@ -1,4 +1,4 @@
-"""What a worker has told of lasts longer than the worker, and how its stream has ended is told."""
+"""A worker's messages outlive the worker, and the way its stream ended is reported."""
 
 from __future__ import annotations
 

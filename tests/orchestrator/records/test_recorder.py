@@ -1,4 +1,4 @@
-"""A recorder whose worker cannot write: the run goes on."""
+"""A recorder whose worker cannot write: the run continues."""
 
 import asyncio
 from collections.abc import Sequence

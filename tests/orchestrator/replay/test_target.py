@@ -1,4 +1,4 @@
-"""The layout in which a node is replayed, and what is refused before engines start."""
+"""The layout in which a node is replayed, and errors before engines start."""
 
 import fcntl
 import os

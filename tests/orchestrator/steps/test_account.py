@@ -68,7 +68,7 @@ def test_groups_that_do_not_pass_are_filtered() -> None:
     [
         ({"stale": [2, 0], "kept": [1, 3]}, {"trained": (2, 4), "stale": (0, 2)}),
         ({"stale": [3, 0], "kept": [0, 3]}, {"trained": (1, 3), "stale": (1, 3)}),
-        # A node has masked a token before: no more than what was sampled is too old.
+        # A node masked a token before: at most the sampled tokens count as too old.
         ({"stale": [2, 0], "kept": [0, 3]}, {"trained": (1, 3), "stale": (1, 3)}),
         ({"stale": [0, 0], "kept": [0, 0]}, {"trained": (2, 6)}),
     ],

@@ -1,4 +1,4 @@
-"""Weights that follow a target: which step's divergence they depend on, and that a resumed run goes on with them."""
+"""Weights that follow a target: which step's divergence they depend on, and that a resumed run continues with them."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Step:
         return dispatch(run, task, executor, self.index, Pipeline.model_validate(declared), committed=4)
 
     def fetched(self, part: PartWork) -> dict[str, list[int]]:
-        """The part's rows of each column in the blocks that its sources name, each of which holds some."""
+        """The part's rows of each column, from the blocks of its sources; no block is without rows."""
         found: dict[str, list[int]] = {column: [] for column in INPUTS}
         for source in part.sources:
             for ref in source.refs:
@@ -96,7 +96,7 @@ def actor(tp: int, dp: int) -> Executor:
 
 
 def rows_of_replicas(work: list[TaskWork], executor: Executor) -> dict[int, list[list[int]]]:
-    """Rows of each part, by data-parallel rank; all ranks of one must agree, and one of them hand in."""
+    """Rows of each part, by data-parallel rank; the ranks of a replica must agree, and one of them returns outputs."""
     found: dict[int, list[list[int]]] = {}
     for share, place in zip(work, executor.places, strict=True):
         rows = [part.rows.tolist() for part in share.parts]

@@ -1,4 +1,4 @@
-"""From a filter's blocks to the batch: what the driver does when a round is over."""
+"""From a filter's blocks to the batch: the driver's work at the end of a round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOST_EXECUTOR = Executor(HOST, None, ONE_RANK)
 
 
 class Step:
-    """A step of four prompts behind a filter, whose blocks are put down by hand."""
+    """A step of four prompts behind a filter, whose blocks are recorded by hand."""
 
     def __init__(self, lab, **node) -> None:
         declared = lab.tiny_pipeline()
