@@ -55,6 +55,7 @@ from dagrl.scheduler.commands import (
     Sync,
     Wake,
 )
+from dagrl.scheduler.history import SchedulerError
 from dagrl.scheduler.plan import HOST, Executor, PlannedTask, Rows
 from dagrl.scheduler.scheduler import Scheduler
 from dagrl.tracking import Trackers
@@ -119,7 +120,10 @@ class Driver:
             while not self.scheduler.finished:
                 for command in commands:
                     self._begin(command)
-                commands = self.scheduler.handle(*await self._next_events())
+                events = await self._next_events()
+                commands = self.scheduler.handle(*events)
+                if any(isinstance(event, CommandDone) and isinstance(event.command, Commit) for event in events):
+                    self.scheduler.validate_state()
             if self._unsaved is not None:
                 # Its step was committed before it was known to be the last.
                 await self._writer.save_all(self._unsaved)
@@ -128,9 +132,13 @@ class Driver:
             if self._gave_up is not None:
                 raise self._gave_up
         except RunError:
-            await self._finish_checkpoints()
+            with suppress(SchedulerError):  # the first failure is the cause
+                await self._finish_checkpoints()
             await self._recorder.drain()
             raise
+        except SchedulerError as error:
+            hint = "this is a bug in dagrl: report it with the details, and run it again from its last checkpoint"
+            raise RunError(str(error), hint=hint, details=error.story) from error
         finally:
             for task in self._running:
                 task.cancel()
@@ -166,7 +174,6 @@ class Driver:
     async def _next_events(self) -> list[Event]:
         """All events since the last call, at least one. Two events together may allow one call instead of two."""
         # No timeout: every command has one.
-        assert self._running or not self._events.empty(), "no command is running, and the run is not over"
         outcomes = [await self._events.get()]
         while not self._events.empty():
             outcomes.append(self._events.get_nowait())
@@ -176,9 +183,12 @@ class Driver:
             for event in events:
                 self._events.put_nowait(event)
             raise failures[0]
+        self._failures.report(events)
         return events
 
     def _begin(self, command: Command) -> None:
+        if self._failures.awaits_report(command):
+            return  # `WorkerLost` ends it
         task = asyncio.get_running_loop().create_task(self._execute(command))
         self._running[task] = command
         task.add_done_callback(self._running.pop)

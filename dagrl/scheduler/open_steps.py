@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Sequence
 
 from dagrl.scheduler.commands import Commit, Run, Save
 from dagrl.scheduler.plan import Plan
@@ -39,6 +39,10 @@ class OpenSteps:
     @property
     def finished(self) -> bool:
         return not self._open and self.next is None
+
+    def opened(self) -> ItemsView[int, OpenStep]:
+        """The open steps, oldest first."""
+        return self._open.items()
 
     def is_done(self, step: int) -> bool:
         """Whether `step` is open, and all its tasks are done."""

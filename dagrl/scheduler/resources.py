@@ -104,7 +104,6 @@ class ResourceTracker:
         workers = self.workers_of(command)
         for name in workers:
             group, running = self._group_of[name], self._running[name]
-            assert command in running, f"{command} has ended, but did not run on {name}"
             running.remove(command)
             if group is not None and not running:
                 self._busy_in[group] -= 1

@@ -45,12 +45,14 @@ from dagrl.scheduler.commands import (
     Wake,
     WorkerLost,
 )
+from dagrl.scheduler.history import History, SchedulerError, describe
 from dagrl.scheduler.open_steps import CommitPolicy, OpenSteps
 from dagrl.scheduler.plan import HOST, Plan
 from dagrl.scheduler.resources import DirtySet, ResourceTracker
 from dagrl.scheduler.syncs import SyncPolicy, WeightVersions
 from dagrl.scheduler.task_state import TaskState
 from dagrl.scheduler.time_sharing import TimeSharing
+from dagrl.scheduler.validate_state import validate_state
 
 
 class Scheduler:
@@ -63,6 +65,7 @@ class Scheduler:
             first = plan.steps
         self.committed = first - 1
         """The newest committed step; -1 if the start weights are validated first."""
+        self.history = History(plan)
         self._trained = [name for name, executor in plan.executors.items() if executor.trained]
         self._lost: set[str] = set()
         self._dirty = DirtySet(plan)
@@ -107,10 +110,27 @@ class Scheduler:
         return self._decide()
 
     def handle(self, *events: Event) -> list[Command]:
-        """Handle `events`, in the order in which they happened; returns the commands that may start."""
-        for event in events:
-            self._note(event)
-        return self._decide()
+        """Handle `events`, in the order in which they happened; returns the commands that may start.
+
+        Raises SchedulerError if an event belongs to no command, or if nothing is under way and nothing may start.
+        """
+        try:
+            for event in events:
+                self.history.note(event)
+                self._note(event)
+            return self._decide()
+        except AssertionError as error:
+            raise SchedulerError(str(error), self.history.story()) from error
+
+    def validate_state(self) -> None:
+        """Raises SchedulerError if an invariant does not hold, or if a command that could begin was overlooked."""
+        validate_state(self.plan, self.history, self._resources, self._steps, self.residency, self.version)
+        self._dirty.mark(*self.plan.executors)
+        touched, without_room = self._dirty.take(), list[OnEngine]()
+        # Syncs that are early are not due.
+        due = self._work(touched, without_room), self._restarts(touched), self._commits.due(), self._moves(without_room)
+        if overlooked := [command for commands in due for command in commands]:
+            self.history.fail(f"`{describe(overlooked[0])}` could have begun earlier", overlooked[0])
 
     def _note(self, event: Event) -> None:
         match event:
@@ -176,6 +196,9 @@ class Scheduler:
         # A command that begins may unlock another one: a queued run, or a step.
         while begun := self._what_begins():
             commands += begun
+        self.history.begin(commands)
+        if not self.history.under_way and not self.finished:
+            raise SchedulerError("nothing is under way and nothing may start", self.history.story())
         return commands
 
     def _what_begins(self) -> list[Command]:

@@ -25,6 +25,13 @@ class _Progress:
         """Shards that are not done."""
         self._done = bytearray(shards)
 
+    @property
+    def shards(self) -> set[int]:
+        return set(range(len(self._done)))
+
+    def done(self) -> set[int]:
+        return {shard for shard, done in enumerate(self._done) if done}
+
     def finish(self, shards: Iterable[int]) -> list[int]:
         """Mark `shards` as done; returns the newly done ones."""
         done = self._done
@@ -53,6 +60,10 @@ class ShardByShard(_Progress):
     def ready(self) -> bool:
         """Whether shards with all inputs wait to be started."""
         return bool(self._waiting)
+
+    def ready_shards(self) -> set[int]:
+        """The shards that could be started now."""
+        return set(self._waiting)
 
     @property
     def next(self) -> tuple[int, ...]:
@@ -107,6 +118,10 @@ class PieceByPiece(_Progress):
         """Whether the next piece has all inputs and the previous one has ended."""
         return not self._running and self._piece < len(self._pieces) and not self._lacking[self._piece]
 
+    def ready_shards(self) -> set[int]:
+        """The shards that could be started now."""
+        return set(self.next) if self.ready else set()
+
     @property
     def next(self) -> tuple[int, ...]:
         """The rest of the next piece."""
@@ -147,21 +162,21 @@ class ShardOrder:
         # An engine runs one task at a time, and each run has a cost: a call to every rank, swapping weights.
         # CPU workers process shards in parallel.
         self._together = task.engine is not None
-        self._pieces = task.pieces
+        self.pieces = task.pieces
         if not task.pieces and (task.streams or task.trains or task.scope is Scope.BATCH):
-            self._pieces = (tuple(range(shards)),)
-        places = {shard: place for place, piece in enumerate(self._pieces) for shard in piece}
-        in_pieces = len(places) == shards == sum(len(piece) for piece in self._pieces) and all(self._pieces)
-        assert not self._pieces or in_pieces, f"the pieces of {task.name} are not each shard once"
+            self.pieces = (tuple(range(shards)),)
+        places = {shard: place for place, piece in enumerate(self.pieces) for shard in piece}
+        in_pieces = len(places) == shards == sum(len(piece) for piece in self.pieces) and all(self.pieces)
+        assert not self.pieces or in_pieces, f"the pieces of {task.name} are not each shard once"
         self._piece_of = [places[shard] for shard in range(shards)] if places else []
 
     @property
     def last_piece(self) -> tuple[int, ...]:
-        return self._pieces[-1]
+        return self.pieces[-1]
 
     def begin(self) -> TaskProgress:
-        if self._pieces:
-            return PieceByPiece(self._shards, self._needs, self._pieces, self._piece_of)
+        if self.pieces:
+            return PieceByPiece(self._shards, self._needs, self.pieces, self._piece_of)
         return ShardByShard(self._shards, self._needs, together=self._together)
 
 
@@ -193,6 +208,8 @@ class TaskState:
         """Tasks that wait until this one is done."""
         self.queued_readers: list[TaskState] = []
         """Tasks that may be queued behind this one."""
+        self.needs: list[TaskState] = []
+        """Tasks that it waits for."""
         self.needs_sources_only = False
         """Whether the task waits for sources alone."""
         self.ends: list[TaskState] = [self] if self.in_order and not task.in_rounds else []
@@ -231,6 +248,9 @@ class TaskState:
         if step not in self._in_heap:
             self._in_heap.add(step)
             heappush(self._ready, step)
+
+    def is_marked(self, step: int) -> bool:
+        return step in self._in_heap
 
     def progress(self, step: int) -> TaskProgress:
         """The task's progress in `step`, which is open and has the task."""
@@ -271,12 +291,12 @@ def make_task_states(plan: Plan, open_steps: Mapping[int, OpenStep]) -> dict[str
         for place, task in enumerate(plan.tasks)
     }
     for name, state in states.items():
-        needs = [states[need] for need in waits_for[name]]
+        state.needs = needs = [states[need] for need in waits_for[name]]
         for need in needs:
             queued = plan.outputs_are_predictable(need.task) and need.executor is state.executor
             (need.queued_readers if queued else need.readers).append(state)
         state.needs_sources_only = all(need.is_source for need in needs)
         if state.task.selects:
-            # The filter alone determines the position in the data set at which the next step begins.
-            state.ends += [source for source in states.values() if source.is_source and source.task.in_rounds]
+            # The filter alone determines when the next step may read its prompts, and the buffer add to its batch.
+            state.ends += [other for other in states.values() if other.in_order and other.task.in_rounds]
     return states

@@ -15,9 +15,9 @@ from dagrl.scheduler.plan import HOST, Executor, Plan, PlannedTask
 
 @st.composite
 def plans(draw) -> Plan:
-    """Up to two policies with their generators and critics, and up to two frozen engines, on up to four groups."""
+    """Up to three policies with their generators and critics, and up to two frozen engines, on up to four groups."""
     groups = st.sampled_from(draw(st.sampled_from([["a"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c", "d"]])))
-    pairs, frozen = draw(st.integers(1, 2)), draw(st.integers(0, 2))
+    pairs, frozen = draw(st.sampled_from([1, 1, 2, 2, 3])), draw(st.integers(0, 2))
     executors = [Executor(HOST, None, ONE_RANK * draw(st.integers(1, 2)))]
     tasks = [task("prompts", HOST, scope=Scope.BATCH)]
     told: list[str] = []
@@ -25,7 +25,7 @@ def plans(draw) -> Plan:
         actor, generator = f"actor{pair}", f"generator{pair}"
         executors.append(executor(actor, draw(groups), trained=True, sleeps=draw(st.booleans())))
         executors.append(executor(generator, draw(groups), weights_from=actor, sleeps=draw(st.booleans())))
-        # A second policy answers the first one, or the prompts.
+        # A further policy answers an earlier one, or the prompts.
         asked = draw(st.sampled_from(["prompts", *told]))
         rollout = f"rollout{pair}"
         tasks.append(task(rollout, generator, asked, streams=True, generates=True))
@@ -48,9 +48,13 @@ def plans(draw) -> Plan:
             tasks.append(task(f"values{pair}", critic, rollout))
             needs.append(f"values{pair}")
         tasks.append(task(f"advantage{pair}", HOST, *needs, scope=Scope.GROUP))
+        trains_on = f"advantage{pair}"
+        if draw(st.integers(0, 3)) == 0:
+            trains_on = f"buffer{pair}"
+            tasks.append(task(trains_on, HOST, f"advantage{pair}", scope=Scope.BATCH, replays=True))
         if has_critic:
-            tasks.append(task(f"critic_update{pair}", critic, f"advantage{pair}", scope=Scope.BATCH, trains=True))
-        tasks.append(task(f"update{pair}", actor, f"advantage{pair}", scope=Scope.BATCH, trains=True))
+            tasks.append(task(f"critic_update{pair}", critic, trains_on, scope=Scope.BATCH, trains=True))
+        tasks.append(task(f"update{pair}", actor, trains_on, scope=Scope.BATCH, trains=True))
     validation = for_validation(
         tasks, "prompts", *told, *(f"{name}{pair}" for name in ("reward", "old") for pair in range(pairs))
     )
@@ -63,8 +67,8 @@ def plans(draw) -> Plan:
         {each.name: each for each in executors},
         (*(_in_pieces(each, tasks, executors, draw(_cuts(shards))) for each in tasks), *validation),
         shards=shards,
-        steps=draw(st.integers(1, 5)),
-        max_staleness=draw(st.integers(0, 2)),
+        steps=draw(st.sampled_from([1, 2, 3, 4, 5, 10])),
+        max_staleness=draw(st.sampled_from([0, 0, 1, 2, 3, 8])),
         in_flight=draw(st.booleans()),
         validate_every=draw(st.sampled_from([None, 1, 2])),
         validate_first=draw(st.booleans()),
@@ -120,7 +124,7 @@ def _in_pieces(
     each: PlannedTask, tasks: list[PlannedTask], executors: list[Executor], pieces: tuple[tuple[int, ...], ...]
 ) -> PlannedTask:
     """A batch task with its pieces, where it may have some: nothing that an update waits for needs trained weights."""
-    if each.scope is not Scope.BATCH or not each.needs or each.selects:
+    if each.scope is not Scope.BATCH or not each.needs or each.selects or each.replays:
         return each
     graph = nx.DiGraph((need, reader.name) for reader in tasks for need in reader.needs)
     trained = {executor.name for executor in executors if executor.trained}

@@ -39,6 +39,8 @@ class Watch:
         self.saves: set[tuple[int, str]] = set()
         self.commits: list[int] = []
         self.committed: set[int] = set()
+        self.saved: list[int] = []
+        """Steps with a whole checkpoint."""
         self.moves = self.restarts = self.in_flight = 0
 
     def begin(self, command: Command) -> None:
@@ -101,7 +103,8 @@ class Watch:
                     del self.training[task.executor]
             case Sync(_, follower, _, version):
                 self.version[follower] = version
-            case Commit(step, _):
+            case Commit(step, save):
+                self.saved += [step] * save
                 assert step > max(self.committed, default=-1), "metrics are written in the order of the steps"
                 self.committed.add(step)
             case Restart(_, name):
@@ -119,6 +122,10 @@ class Watch:
     def stop(self) -> None:
         """The oldest step not yet at its commit is the last one."""
         self.last_step = max(self.commits, default=self.first_step - 1) + 1
+
+    def end_with(self, step: int) -> None:
+        """No data are left after this step."""
+        self.last_step = min(self.last_step, step)
 
     def lose(self, name: str) -> list[Command]:
         """Workers of `name` are gone, and with them what was under way there, which is returned."""

@@ -11,8 +11,9 @@ from plan_parts import ONE_RANK, executor, task
 from dagrl.config.schema import Pipeline, Scope
 from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.folder.checkpoint import RunState
+from dagrl.orchestrator.groups.worker_failures import RestartPolicy, WorkerFailures
 from dagrl.orchestrator.steps.record import OpenSteps
-from dagrl.scheduler.commands import Command, Commit, Run, Save
+from dagrl.scheduler.commands import Command, CommandDone, Commit, Run, Save
 from dagrl.scheduler.plan import HOST, Executor, Plan
 from dagrl.scheduler.scheduler import Scheduler
 from dagrl.workers.errors import RunError
@@ -47,6 +48,13 @@ def test_a_run_that_ends_during_the_rename_of_a_checkpoint_has_logged_its_step(l
     assert written == ["metrics", "checkpoint"]
 
 
+EXECUTORS = {
+    HOST: Executor(HOST, None, ONE_RANK * 2),
+    "actor": executor("actor", "train", trained=True),
+    "reference": executor("reference", "other"),
+}
+
+
 class _FailingInStepTwo(Driver):
     """A driver whose commands do nothing; tasks of step 2 fail while `slow` of step 1 is under way."""
 
@@ -66,6 +74,7 @@ class _FailingInStepTwo(Driver):
             _writer=closed,
             _steps=SimpleNamespace(lost=lambda committed: []),
             _offloader=SimpleNamespace(describe=lambda workers: ""),
+            _failures=WorkerFailures({}, plan, RestartPolicy(0), 1.0, self._running, self.scheduler.workers_of),  # type: ignore[arg-type]
         )
 
     async def _event_of(self, command: Command) -> None:
@@ -77,6 +86,12 @@ class _FailingInStepTwo(Driver):
             raise RunError("the judge does not answer")
 
 
+class _ReportingTwice(_FailingInStepTwo):
+    async def _event_of(self, command: Command) -> None:
+        if command == Run(1, "reward", (0,)):
+            self._events.put_nowait(CommandDone(command))
+
+
 @pytest.mark.parametrize("slow", [Save, Commit])
 @pytest.mark.parametrize("failing", [("reward",), ("reward", "ref")])
 def test_the_step_before_a_failure_is_saved(slow: type[Command], failing: tuple[str, ...]) -> None:
@@ -86,12 +101,7 @@ def test_the_step_before_a_failure_is_saved(slow: type[Command], failing: tuple[
         task("ref", "reference", "prompts"),
         task("update", "actor", "reward", "ref", scope=Scope.BATCH, trains=True),
     )
-    executors = {
-        HOST: Executor(HOST, None, ONE_RANK * 2),
-        "actor": executor("actor", "train", trained=True),
-        "reference": executor("reference", "other"),
-    }
-    plan = Plan(executors, tasks, shards=2, steps=3, save_every=1, max_staleness=1)
+    plan = Plan(EXECUTORS, tasks, shards=2, steps=3, save_every=1, max_staleness=1)
 
     async def train() -> _FailingInStepTwo:
         driver = _FailingInStepTwo(plan, slow, failing)
@@ -102,3 +112,18 @@ def test_the_step_before_a_failure_is_saved(slow: type[Command], failing: tuple[
     driver = asyncio.run(train())
     assert driver.scheduler.committed == 1
     assert len(driver.notes) == 1
+
+
+def test_an_event_that_comes_twice_ends_the_run_with_the_story() -> None:
+    tasks = (
+        task("prompts", HOST, scope=Scope.BATCH),
+        task("reward", HOST, "prompts"),
+        task("update", "actor", "reward", scope=Scope.BATCH, trains=True),
+    )
+
+    async def train() -> None:
+        await _ReportingTwice(Plan(EXECUTORS, tasks, shards=2, steps=3), Save, ()).train()
+
+    with pytest.raises(RunError, match="`run reward of step 1, shards 0` has ended, but is not under way") as raised:
+        asyncio.run(train())
+    assert "event: done: run reward of step 1, shards 0" in raised.value.details

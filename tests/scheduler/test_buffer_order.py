@@ -38,3 +38,18 @@ def test_a_later_step_waits_for_the_buffer_of_the_one_before(kind: str) -> None:
     assert runs.index(("reward", 2)) < runs.index(("reward", 1)) < runs.index(("replay", 1)) < runs.index(("replay", 2))
     assert {type(each) for each in done} == {Run, Sync, Save, Commit}
     assert scheduler.finished
+
+
+def test_a_buffer_before_a_filter_goes_on_in_the_next_step():
+    tasks = (
+        task("prompts", HOST, scope=Scope.BATCH, in_rounds=True),
+        task("buffer", HOST, "prompts", scope=Scope.BATCH, replays=True, in_rounds=True),
+        task("filter", HOST, "buffer", scope=Scope.BATCH, selects=True, in_rounds=True),
+        task("update", "actor", "filter", scope=Scope.BATCH, trains=True),
+    )
+    executors = {HOST: Executor(HOST, None, ONE_RANK), "actor": executor("actor", "train", trained=True)}
+    scheduler = Scheduler(Plan(executors, tasks, shards=2, steps=3))
+    pending = scheduler.start()
+    while pending:
+        pending += scheduler.handle(CommandDone(pending.pop(0)))
+    assert scheduler.committed == 3

@@ -7,7 +7,7 @@ docs/schedule.md follows the death of a server through the functions of the driv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
@@ -59,7 +59,9 @@ class WorkerFailures:
         self._groups, self._plan, self._policy, self._timeout_s = groups, plan, policy, timeout_s
         self._running, self._workers_of = running, workers_of
         self._unreported: set[str] = set()
-        """Executors with a loss that the scheduler does not know about yet."""
+        """Executors with a loss that the scheduler does not know about yet. Commands that it begins on them until then
+        would outlive the report.
+        """
         self._lost: dict[str, set[int]] = {}
         """Executor -> ranks that were lost and not restarted."""
         self._killed: dict[str, set[int]] = {}
@@ -87,8 +89,15 @@ class WorkerFailures:
         note(self._policy.use_restart(failure, f"{executor} goes on when {lost} is restarted"))
         self._unreported.add(executor)
         await self._join_others(executor)
-        self._unreported.remove(executor)
         return WorkerLost(executor)
+
+    def awaits_report(self, command: Command) -> bool:
+        """Whether `command` must not begin, because the scheduler does not know yet that its workers are lost."""
+        return not self._unreported.isdisjoint(self._workers_of(command))
+
+    def report(self, events: Iterable[Event]) -> None:
+        """The scheduler is about to handle `events`."""
+        self._unreported -= {event.executor for event in events if isinstance(event, WorkerLost)}
 
     async def restart(self, executor: str) -> list[WorkerId]:
         """Restart the lost workers of an executor on their slots, and return them. Raises WorkerLostError."""

@@ -11,7 +11,7 @@ import pytest
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.schema import Scope
 from dagrl.orchestrator.groups.worker_failures import RestartPolicy, WorkerFailures
-from dagrl.scheduler.commands import Command, Run, Sync, WorkerLost
+from dagrl.scheduler.commands import Command, CommandDone, Run, Sync, WorkerLost
 from dagrl.scheduler.plan import Executor, Plan, PlannedTask, Rows, WorkerId
 from dagrl.workers.errors import WorkerDiedError, WorkerHungError, WorkerLostError
 
@@ -117,6 +117,16 @@ def test_a_worker_that_has_lost_only_its_server_is_not_killed() -> None:
 
 def test_a_generator_lost_in_a_sync_is_reported() -> None:
     assert play(Scene(), sync=dies(FIRST)) == [WorkerLost("generator")]
+
+
+def test_nothing_begins_on_lost_workers_until_the_loss_is_reported() -> None:
+    """New weights may be ready for a generator that is sampling: its sync would outlive the report."""
+    scene = Scene()
+    assert not scene.failures.awaits_report(SYNC)
+    play(scene, rollout=dies(SECOND))
+    assert scene.failures.awaits_report(SYNC) and not scene.failures.awaits_report(REWARD)
+    scene.failures.report([CommandDone(REWARD), WorkerLost("generator")])
+    assert not scene.failures.awaits_report(SYNC)
 
 
 def test_a_lost_server_that_only_reads_is_reported() -> None:
