@@ -49,7 +49,7 @@ def samples(run, step: int) -> list[dict]:
 
 
 def prompts(run, *steps: int) -> Counter[str]:
-    """How often each prompt came to be trained on, with all of its samples."""
+    """How often the run trained on each prompt, with all of its samples."""
     return Counter(
         {prompt: n / 4 for prompt, n in Counter(r["prompt"] for s in steps for r in samples(run, s)).items()}
     )

@@ -33,7 +33,7 @@ def unbroken(lab, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def overlapping(lab, tmp_path_factory):
-    """Which weights sample a step depends on how long others take, so that no two runs are alike."""
+    """The weights that sample a step depend on the time of other steps, so no two runs are equal."""
     folder = tmp_path_factory.mktemp("overlapping")
     run = lab.start(lab.write_pipeline(folder, pipeline_of(lab)), folder / "run", "schedule.max_staleness=1")
     assert run.wait() == 0, run.output

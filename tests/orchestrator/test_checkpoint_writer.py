@@ -34,7 +34,7 @@ class Slow:
 
 @pytest.mark.parametrize("in_background", [True, False])
 def test_steps_that_are_committed_side_by_side_are_saved_one_by_one(in_background: bool) -> None:
-    """As where nothing is trained, so that no step waits for another one's save."""
+    """A run without training, in which no step waits for another one's save."""
     checkpoints, plan = Slow(), SimpleNamespace(executors={})
 
     async def commit_all() -> None:

@@ -34,7 +34,7 @@ RUN_TIMEOUT_S = 600
 
 
 def commands(page: Path) -> list[str]:
-    """What a page's blocks of shell commands say, in order, without comments; of transcripts, what follows ``$``."""
+    """Shell commands of a page's blocks, in order, without comments; in transcripts, the text after ``$``."""
     text = page.read_text()
     plain = re.sub(r"```\w*\n.*?```", "", text, flags=re.DOTALL)
     fenced = re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)

@@ -66,7 +66,7 @@ class Servers:
         self.aborts: set[WorkerId] = set()
         self.sampled: Counter[WorkerId] = Counter()
         self.lives: dict[WorkerId, int] = {}
-        """How many more groups a server finishes before it dies; the others live."""
+        """Number of groups that a server still finishes before it dies; other servers do not die."""
         self.open_groups = self.most_open = 0
         self.generated = 0
         """Tokens of all blocks, and those that were lost."""

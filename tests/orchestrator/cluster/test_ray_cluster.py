@@ -125,7 +125,7 @@ except RunError as error:
 
 
 def test_a_ray_that_asks_for_a_token_gets_it_if_it_was_found_here(lab, tmp_path, tmp_path_factory):
-    """As `ray start` asks for one where ``~/.ray/auth_token`` exists."""
+    """A cluster that requires a token, as `ray start` does if ``~/.ray/auth_token`` exists."""
     file = lab.write_pipeline(tmp_path, lab.tiny_pipeline())
     noted, token = tmp_path / "ray_current_cluster", tmp_path / "token"
     token.write_text("0123456789abcdef" * 4)

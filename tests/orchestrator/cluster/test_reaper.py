@@ -38,7 +38,7 @@ time.sleep(1000)
 
 
 def running(pid: int) -> bool:
-    """Whether the process still does something; one that is dead and not yet buried does not."""
+    """Whether the process still runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -115,7 +115,7 @@ def test_a_driver_killed_before_it_had_processes_leaves_no_folder(folder, watche
 
 
 def test_a_process_with_a_log_in_the_folder_ends_with_the_driver(folder, watcher) -> None:
-    """As Ray's agents: not reported, renamed, and without their parent."""
+    """A process like Ray's agents: not reported, renamed, and without its parent."""
     with (folder / "logs" / "agent.log").open("w") as log:
         agent = subprocess.Popen(["sleep", "1000"], stdout=log)
     with agent:

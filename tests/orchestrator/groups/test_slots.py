@@ -22,7 +22,7 @@ HERE = {
 
 
 class CountingRay:
-    """As much of Ray as host workers take. It counts the actors and keeps the options of their class."""
+    """The part of Ray that host workers use. It counts the actors and keeps the options of their class."""
 
     def __init__(self) -> None:
         self.created = 0

@@ -1,4 +1,4 @@
-"""How often a run helps itself."""
+"""The number of restarts in a run."""
 
 from __future__ import annotations
 

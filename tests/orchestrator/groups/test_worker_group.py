@@ -58,7 +58,7 @@ class Actor:
 
 
 def failed_with(cause: Exception) -> exceptions.RayTaskError:
-    """As Ray tells of an exception in a worker."""
+    """An exception in a worker, as Ray reports it."""
     return exceptions.RayTaskError("run", "a traceback", cause)
 
 

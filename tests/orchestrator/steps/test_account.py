@@ -1,4 +1,4 @@
-"""Each sample has one end, in samples and in tokens, whatever becomes of its step."""
+"""Each sample has one outcome, in samples and in tokens, whether or not its step finishes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SAMPLES = replace(REWARD, name="samples", node="samples", op="samples", scope=Sc
 
 
 class Step:
-    """A batch of `groups` prompts in shards, its columns put down by `producers` ranks that chance dealt rows to.
+    """A batch of `groups` prompts in shards, its columns recorded by `producers` ranks with random rows.
 
     The groups have `sizes` in turn, by default all `group_size`.
     """

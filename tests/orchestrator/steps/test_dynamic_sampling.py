@@ -43,7 +43,7 @@ class Step:
         )
 
     def sampled(self, at: int) -> list[int]:
-        """The groups of a round, put into the batch_index as the source would have brought them."""
+        """The groups of a round, added to the batch_index as the source adds them."""
         run = Run(STEP, "prompts", (0, 1), at)
         (work,) = dispatch(
             *(run, self.source, HOST_EXECUTOR, self.batch_index, self.pipeline),

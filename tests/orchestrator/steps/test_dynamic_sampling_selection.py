@@ -1,4 +1,4 @@
-"""Which groups a step consists of, how many rounds it takes, and when it is given up."""
+"""The groups of a step, its number of rounds, and the error when groups are missing."""
 
 from __future__ import annotations
 
