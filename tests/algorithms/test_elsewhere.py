@@ -12,8 +12,9 @@ import torch
 
 from dagrl.algorithms.advantages import gpg_advantages, grpo_advantages, reinforce_plus_plus_advantages, whitened
 from dagrl.algorithms.aggregation import token_weights
+from dagrl.algorithms.covariance import beyond_moment, squared_log_ratios
 from dagrl.algorithms.dpo import preference_loss
-from dagrl.algorithms.losses import PolicyLoss, PolicyTokens, cispo, dro, ppo_clip
+from dagrl.algorithms.losses import PolicyLoss, PolicyTokens, cispo, dro, m2po, ppo_clip
 from dagrl.algorithms.response_losses import opmd_kimi, topr
 from dagrl.algorithms.rows import RowReducer
 from dagrl.algorithms.token_returns import gae_advantages
@@ -158,3 +159,33 @@ def test_dr_grpos_sum_is_divided_by_the_responses_too():
     losses = np.array([1.0, 2.0, 3.0, 4.0])
     weights, normalizer = token_weights(mask, "seq-mean-token-sum-norm", 8)
     assert (weights.values * losses).sum() / normalizer == pytest.approx((6 / 8 + 4 / 8) / 2)
+
+
+def m2po_gradient(log_ratios: list[float], advantages: list[float], bound: float = 0.04) -> list[float]:
+    logprob = torch.tensor(log_ratios, dtype=torch.float64, requires_grad=True)
+    tokens = PolicyTokens(logprob, torch.zeros_like(logprob), torch.tensor(advantages, dtype=torch.float64))
+    columns = [
+        Column(np.array(each), np.array([0, len(each)])) for each in (log_ratios, [0.0] * len(log_ratios), advantages)
+    ]
+    squares = squared_log_ratios(*columns, Column(np.ones(len(log_ratios)), columns[0].offsets))
+    m2po(tokens, clip_cov_mask=torch.from_numpy(beyond_moment(squares, bound))).loss.sum().backward()
+    return logprob.grad.tolist()
+
+
+@pytest.mark.parametrize(("last", "same"), [(0.35, False), (0.5, True)])
+def test_m2po_masks_where_its_authors_code_clips_at_a_ratio_of_one_and_a_half(last, same):
+    # The mean square of 0.1, 0.2 and the last is above 0.04, that of 0.1 and 0.2 is not: their bound is exp(0.2) =
+    # 1.22, raised to 1.5, which exp(0.35) = 1.42 does not reach.
+    log_ratios = [0.1, 0.2, last]
+    there = [-math.exp(each) if math.exp(each) < max(math.exp(0.2), 1.5) else 0.0 for each in log_ratios]
+    assert (m2po_gradient(log_ratios, [1.0] * 3) == pytest.approx(there)) == same
+
+
+def test_m2po_keeps_tokens_that_moved_against_their_advantage_where_areal_masks_them():
+    # AReaL drops the largest squares of all tokens, until the mean of the rest is below the bound: 0.35 alone.
+    assert m2po_gradient([0.1, -0.2, 0.35, 0.1], [1.0, 1.0, -1.0, 1.0])[2] == pytest.approx(math.exp(0.35))
+    assert m2po_gradient([0.1, -0.2, 0.35, 0.1], [1.0, -1.0, 1.0, 1.0])[2] == 0.0
+
+
+def test_m2po_may_mask_every_token_where_areal_keeps_one():
+    assert m2po_gradient([0.5, -0.9], [1.0, -1.0]) == [0.0, 0.0]

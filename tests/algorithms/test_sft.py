@@ -115,6 +115,27 @@ def test_answers_of_tools_are_learned_in_the_mean_over_themselves(accumulated):
     assert metrics["loss/policy"] == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_answers_of_tools_weigh_as_in_echo_of_prime_rl(accumulated, seed):
+    random, alpha = np.random.default_rng(seed), 0.3
+    turns = [[1, *random.choice([0, 2], random.integers(1, 9))] for _ in range(4)]
+    probabilities = [random.uniform(0.1, 0.9, len(row)).tolist() for row in turns]
+    advantages = [random.normal(size=len(row)) for row in turns]
+    batch = responses(*probabilities, advantage=advantages, rollout_logprob=[np.zeros(len(row)) for row in turns])
+    batch = batch.with_columns(
+        {
+            "response_mask": Column.ragged([[float(turn > 0) for turn in row] for row in turns], "float32"),
+            "token_turn": Column.ragged(turns, "int16"),
+        }
+    )
+    loss, gradients, _ = accumulated([batch], ObservedObjective(POLICY, alpha))
+    # One weight for each token; each of the two parts is divided by the number of its own tokens.
+    turn, probability, advantage = (np.concatenate(rows) for rows in (turns, probabilities, advantages))
+    slope = np.where(turn > 0, -advantage / max((turn > 0).sum(), 1), -alpha / max((turn == 0).sum(), 1))
+    assert np.concatenate([gradients[row] for row in range(4)]) == pytest.approx(slope, rel=1e-6)
+    assert loss == pytest.approx((slope * np.log(probability)).sum(), rel=1e-6)
+
+
 def test_a_step_without_answers_has_the_policys_loss(accumulated):
     alone = OBSERVED.with_columns({"token_turn": Column.ragged([[1, 1, 1, 2, 2], [1, 1, 1], [1, 1]], "int16")})
     loss, gradients, _ = accumulated([alone], ObservedObjective(POLICY, 0.1))

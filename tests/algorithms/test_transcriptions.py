@@ -12,7 +12,7 @@ import torch
 
 from dagrl.algorithms.covariance import beyond_moment, squared_log_ratios
 from dagrl.algorithms.kl import kl_estimate
-from dagrl.algorithms.losses import PolicyTokens, dppo_kl, dppo_tv, dro, m2po
+from dagrl.algorithms.losses import PolicyTokens, dppo_kl, dppo_tv, dro, m2po, reinforce
 from dagrl.algorithms.response_losses import fipo, off_policy, vespo
 from dagrl.algorithms.rollout_correction import rejected
 from dagrl.algorithms.rows import RowReducer
@@ -107,6 +107,35 @@ def test_dppo_without_a_cap_has_the_gradient_of_skyrls_surrogate(seed: int) -> N
     torch.testing.assert_close(*logprobs, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("trust_region", ["dppo", "ipo"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_losses_of_prime_rl_have_the_gradient_of_masks_and_k2(seed: int, trust_region: str) -> None:
+    batch, tau = Padded(seed), 1e-3
+
+    def there(tokens: PolicyTokens) -> torch.Tensor:
+        log_ratio = tokens.logprob - tokens.old_logprob
+        moved = (tokens.logprob.exp() - tokens.old_logprob.exp()).detach()
+        toward = torch.where(tokens.advantage > 0, moved, -moved) if trust_region == "dppo" else moved.abs()
+        return -log_ratio.exp() * tokens.advantage * (toward <= 0.1) + tau * log_ratio**2
+
+    def here(tokens: PolicyTokens, rows: RowReducer) -> torch.Tensor:
+        now, old = tokens.logprob, tokens.old_logprob
+        if trust_region == "dppo":
+            policy = dppo_tv(tokens, clip_low=0.1, clip_high=0.1).loss
+        else:
+            out = rejected(now.detach(), old, rows, criterion="token_tv", upper=0.1)
+            policy = reinforce(tokens).loss * (now - old).exp().detach() * ~out
+        return policy + 2 * tau * kl_estimate(now, old, "k2", old)
+
+    gradients = []
+    for loss in (here, lambda tokens, _: there(tokens)):
+        logprob = batch.logprob.clone().requires_grad_()
+        tokens, rows = batch.packed(logprob)
+        loss(tokens, rows)[rows.active].sum().backward()
+        gradients.append(logprob.grad)
+    torch.testing.assert_close(*gradients, atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_dro_is_that_of_verl(seed: int) -> None:
     batch, beta = Padded(seed), 0.3
@@ -159,6 +188,32 @@ def test_fipo_is_that_of_its_authors(seed: int, dual_clip: float | None) -> None
         return loss * (at_dual.sum(-1, keepdim=True) <= 1)
 
     options = {"half_life": 4.0, "future_low": 0.0, "future_high": 0.2, "future_safety": 1.5}
+    clips = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": dual_clip}
+    batch.compare(lambda tokens, rows: fipo(tokens, rows=rows, **clips, **options).loss, there)
+
+
+@pytest.mark.parametrize("dual_clip", [None, 2.0])
+@pytest.mark.parametrize("low", [0.0, 0.2])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_fipo_is_that_of_ms_swift_but_for_responses_that_leave(seed: int, low: float, dual_clip: float | None) -> None:
+    batch, ceiling = Padded(seed), dual_clip or math.inf
+    ratio = (batch.logprob - batch.old).exp()
+    at_dual = batch.mask & (batch.advantage < 0) & (ratio > ceiling)
+    batch.mask &= at_dual.sum(-1, keepdim=True) <= 1
+
+    def there(logprob: torch.Tensor) -> torch.Tensor:
+        log_ratio = logprob - batch.old
+        ratio = log_ratio.exp()
+        counted = torch.where(batch.mask & (ratio <= ceiling), log_ratio, 0.0).detach()
+        future = torch.zeros(RESPONSES, LONGEST + 1, dtype=torch.float64)
+        for place in reversed(range(LONGEST)):
+            future[:, place] = counted[:, place] + 2 ** (-1 / 4.0) * future[:, place + 1]
+        weight = future[:, :-1].exp().clamp(1 - low, 1.2)
+        weight = torch.where((batch.advantage < 0) & (ratio > 1.5), weight.clamp(0.8, 1.0), weight).detach()
+        bounded = torch.minimum(ratio.clamp(max=ceiling) * batch.advantage, ratio.clamp(0.8, 1.28) * batch.advantage)
+        return -bounded * weight
+
+    options = {"half_life": 4.0, "future_low": low, "future_high": 0.2, "future_safety": 1.5}
     clips = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": dual_clip}
     batch.compare(lambda tokens, rows: fipo(tokens, rows=rows, **clips, **options).loss, there)
 
