@@ -127,8 +127,8 @@ class Scheduler:
         validate_state(self.plan, self.history, self._resources, self._steps, self.residency, self.version)
         self._dirty.mark(*self.plan.executors)
         touched, without_room = self._dirty.take(), list[OnEngine]()
-        # Syncs that are early are not due.
-        due = self._work(touched, without_room), self._restarts(touched), self._commits.due(), self._moves(without_room)
+        # Syncs and restarts that are early are not due.
+        due = self._work(touched, without_room), self._commits.due(), self._moves(without_room)
         if overlooked := [command for commands in due for command in commands]:
             self.history.fail(f"`{describe(overlooked[0])}` could have begun earlier", overlooked[0])
 
