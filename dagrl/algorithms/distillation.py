@@ -126,6 +126,23 @@ def candidate_loss(
     return torch.where(known, divergence, 0.0), known
 
 
+def whole_loss(
+    spec: LossDistillationSpec, tokens: ResponseTokens, row: RowReducer
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The engine's divergence of each token from the teacher, [T], and the tokens that have one, as `candidate_loss`.
+
+    A teacher's NaN makes the divergence NaN.
+    """
+    import torch
+
+    divergence, taught = tokens.divergence, tokens.columns.get("teacher_mask")
+    assert divergence is not None, "the engine gives the objective's divergence"
+    known = row.active if taught is None else row.active & (taught > 0)[tokens.row]
+    if spec.clamp is not None:
+        divergence = divergence.clamp(-spec.clamp, spec.clamp)
+    return torch.where(known, divergence, 0.0), known
+
+
 def candidate_divergence(
     spec: LossDistillationSpec,
     student: torch.Tensor,
@@ -160,7 +177,7 @@ def candidate_divergence(
             student, teacher = _with_rest(student), _with_rest(teacher)
         case "renormalize":
             student, teacher = student.log_softmax(1), teacher.log_softmax(1)
-    alpha = {"forward_kl": 0.0, "reverse_kl": 1.0}.get(spec.divergence, spec.alpha)
+    alpha = spec.kl_share
     if spec.divergence == "jsd" and 0 < alpha < 1:
         mixture = torch.logaddexp(student + math.log1p(-alpha), teacher + math.log(alpha))
         return alpha * _kl(teacher, mixture) + (1 - alpha) * _kl(student, mixture)

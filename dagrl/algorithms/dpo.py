@@ -14,6 +14,7 @@ from dagrl.data.tally import tally
 
 if TYPE_CHECKING:
     from dagrl.backends.base import ResponseTokens
+    from dagrl.config.schema.nodes.distillation import WholeDivergence
 
 PreferenceLoss = Literal["sigmoid", "ipo", "hinge"]
 
@@ -52,6 +53,7 @@ class DpoObjective:
     columns: tuple[str, ...] = ("group_id", "ref_logprob")
     needs_entropy = False
     candidates: str | None = None
+    whole_divergence: WholeDivergence | None = None
     temperature = 1.0
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dagrl.algorithms.aggregation import batch_parts, token_weights
-from dagrl.algorithms.distillation import candidate_loss, distillation_loss
+from dagrl.algorithms.distillation import candidate_loss, distillation_loss, whole_loss
 from dagrl.algorithms.kl import kl_clipped, kl_estimate, ratio_of
 from dagrl.algorithms.losses import (
     PolicyLoss,
@@ -43,7 +43,7 @@ from dagrl.algorithms.rollout_correction import (
     mismatch_metrics,
 )
 from dagrl.algorithms.rows import RowReducer
-from dagrl.config.columns import LOGPROB_COLUMNS
+from dagrl.config.columns import HIDDEN_STATES, LOGPROB_COLUMNS
 from dagrl.config.schema import LossDistillationSpec, LossSpec, RolloutCorrectionSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally, tally_mean
@@ -156,10 +156,13 @@ class PolicyObjective:
         self._arguments = () if own else tuple(inspect.signature(_FORMS[loss.policy]).parameters)[1:]
         further = own.columns if own else tuple(name for name in self._arguments if name in _COLUMNS)
         advantage = () if loss.policy == "none" else ("advantage",)
-        taught = (*teacher, *(("teacher_mask",) if teacher and "teacher_mask" in available else ()))
+        # The engine's output layer reads hidden states.
+        shown = tuple(name for name in teacher if name != HIDDEN_STATES)
+        taught = (*shown, *(("teacher_mask",) if teacher and "teacher_mask" in available else ()))
         numbers = ("source",) if sources else ()
         self.columns: tuple[str, ...] = tuple(dict.fromkeys((*advantage, *optional, *further, *taught, *numbers)))
         self.candidates = "teacher_topk_ids" if "teacher_topk_ids" in teacher else None
+        self.whole_divergence = loss.distillation.whole_divergence if loss.distillation else None
 
     def token_weights(self, batch: Batch) -> tuple[Column, tuple[float, ...]]:
         """Weights from ``response_mask`` by ``LossSpec.aggregation``, see `aggregation`, and the normalizer's share.
@@ -256,7 +259,9 @@ class PolicyObjective:
     def _distillation(
         spec: LossDistillationSpec, tokens: ResponseTokens, old: torch.Tensor, rows: RowReducer
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if spec.over_candidates:
+        if spec.over_vocabulary:
+            divergence, known = whole_loss(spec, tokens, rows)
+        elif spec.over_candidates:
             divergence, known = candidate_loss(spec, tokens, rows)
         else:
             teacher, taught = tokens.columns["teacher_logprob"], tokens.columns.get("teacher_mask")

@@ -17,6 +17,7 @@ from dagrl.algorithms.aggregation import token_weights
 from dagrl.algorithms.objective import PolicyObjective
 from dagrl.algorithms.rows import RowReducer
 from dagrl.config.schema import Aggregation
+from dagrl.config.schema.nodes.distillation import WholeDivergence
 from dagrl.data.batch import Batch, Column
 from dagrl.data.tally import tally_mean
 
@@ -30,6 +31,7 @@ class SftObjective:
     columns: tuple[str, ...] = ()
     needs_entropy = False
     candidates: str | None = None
+    whole_divergence: WholeDivergence | None = None
     temperature = 1.0
 
     def __init__(
@@ -67,6 +69,7 @@ class _WithImitation(ABC):
         self.policy, self._imitation = policy, imitation
         self.columns: tuple[str, ...] = (*policy.columns, column)
         self.needs_entropy, self.candidates = policy.needs_entropy, policy.candidates
+        self.whole_divergence = policy.whole_divergence
         self.temperature = policy.temperature
         self.factors = (1.0, 1.0)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dagrl.backends.base import ValueTokens
     from dagrl.config.schema import Aggregation
+    from dagrl.config.schema.nodes.distillation import WholeDivergence
 
 _RETURN, _ERROR = "critic/return", "critic/error_before"
 _AS_GOOD_AS_CONSTANT = 1e-12
@@ -50,6 +51,7 @@ class ValueObjective:
 
     needs_entropy = False
     candidates: str | None = None
+    whole_divergence: WholeDivergence | None = None
     temperature = 1.0
 
     def __init__(

@@ -15,6 +15,7 @@ import numpy as np
 
 from dagrl.config.residency import Residency
 from dagrl.config.schema import SamplingSpec
+from dagrl.config.schema.nodes.distillation import WholeDivergence
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
 
@@ -51,12 +52,14 @@ class TokenOutputs:
     """``entropy``, in nats."""
     square_sum: bool = False
     """``prob_square_sum``: the sum of squared probabilities."""
+    hidden: bool = False
+    """``hidden_states``, bit patterns of bfloat16 as int16 [tokens, hidden size]: the input of the output layer."""
 
     @property
     def further(self) -> tuple[str, ...]:
         """The columns of these outputs, without ``logprob``."""
         candidates = ("topk_ids", "topk_logprob") if self.top_k or self.at else ()
-        asked = {"entropy": self.entropy, "prob_square_sum": self.square_sum}
+        asked = {"entropy": self.entropy, "prob_square_sum": self.square_sum, "hidden_states": self.hidden}
         return (*candidates, *(name for name, is_asked in asked.items() if is_asked))
 
 
@@ -79,6 +82,8 @@ class ResponseTokens:
     candidate_logprob: torch.Tensor | None = None
     """Log-prob of each of the token ids in the column `Objective.candidates`, float32 [T, k], with gradient; -inf at
     ids of -1. None unless requested."""
+    divergence: torch.Tensor | None = None
+    """`Objective.whole_divergence` of each token, float32 [T], with gradient; None unless requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,8 @@ class Objective[Tokens: (ResponseTokens, ValueTokens)](Protocol):
     candidates: str | None
     """One of `columns` with token ids, int32 [tokens, k], -1 for none: log-probs at these are
     `ResponseTokens.candidate_logprob`. None if it reads no such log-probs."""
+    whole_divergence: WholeDivergence | None
+    """The divergence to compute as `ResponseTokens.divergence`, from a teacher whose output layer the engine holds."""
     temperature: float
     """Log-probs are of logits / temperature, as in sampling. A column ``temperature`` of the batch, one for each row,
     replaces it."""

@@ -1,9 +1,10 @@
 """The columns that travel between nodes: their contents and layouts.
 
 A batch is a table with one row for each sample. A ``SAMPLE`` column holds one value a row; ``PROMPT`` and ``RESPONSE``
-columns are ragged, with one value for each prompt or response token of the row; ``TEXT`` holds a string a row,
-``TOPK`` an array [response tokens, candidates] for each, ``ROUTES`` one [tokens of prompt and response - 1, layers,
-experts per token], and ``IMAGES`` one for the images of a row, which rows of one prompt share.
+columns are ragged, with one value for each prompt or response token of the row; ``TEXT`` holds a string a row, ``TOPK``
+an array [response tokens, candidates] for each, ``HIDDEN`` one [response tokens, hidden size], ``ROUTES`` one [tokens
+of prompt and response - 1, layers, experts per token], and ``IMAGES`` one for the images of a row, which rows of one
+prompt share.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Shape(Enum):
     PROMPT = "per prompt token"
     RESPONSE = "per response token"
     TOPK = "per response token and candidate"
+    HIDDEN = "per response token and hidden value"
     ROUTES = "per token but the last, layer and expert"
     TEXT = "text"
     IMAGES = "per image, or pixel of one"
@@ -30,7 +32,7 @@ class Shape(Enum):
     @property
     def axes(self) -> int:
         """Axes of the array of a row; 0 if a row has a single value."""
-        return {Shape.SAMPLE: 0, Shape.TOPK: 2, Shape.ROUTES: 3}.get(self, 1)
+        return {Shape.SAMPLE: 0, Shape.TOPK: 2, Shape.HIDDEN: 2, Shape.ROUTES: 3}.get(self, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,12 @@ _CORE = (
     ColumnSpec("topk_logprob", "float32", Shape.TOPK, "their log-probs"),
     ColumnSpec("teacher_topk_ids", "int32", Shape.TOPK, "tokens at which the teacher's distribution is known"),
     ColumnSpec("teacher_topk_logprob", "float32", Shape.TOPK, "their log-probs under the teacher"),
+    ColumnSpec(
+        "hidden_states", "int16", Shape.HIDDEN, "input of the output layer that predicts the token, as bits of bfloat16"
+    ),
+    ColumnSpec(
+        "teacher_hidden_states", "int16", Shape.HIDDEN, "the same of a teacher; NaN in rows that it has not read"
+    ),
     ColumnSpec("entropy", "float32", Shape.RESPONSE, "entropy in nats of the distribution at the token"),
     ColumnSpec(
         "prob_square_sum", "float32", Shape.RESPONSE, "sum over the vocabulary of the squared probabilities there"
@@ -134,6 +142,8 @@ SOURCE_COLUMNS = (
 """Columns of the data set: written by the implicit node `prompts`."""
 LOGPROB_COLUMNS = ("rollout_logprob", "old_logprob", "ref_logprob")
 """Log-probs of the sampled tokens under the generator, the trainer and the reference."""
+HIDDEN_STATES = "teacher_hidden_states"
+"""The column from which a student computes its teacher's whole distributions."""
 
 IMAGE_COLUMNS = ("pixel_values", "image_sizes")
 SHOWN_IMAGE_COLUMNS = ("image_names", "image_thumbnails")

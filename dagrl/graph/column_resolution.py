@@ -41,6 +41,8 @@ _USUAL_WRITERS = {
     **dict.fromkeys(
         ("teacher_topk_ids", "teacher_topk_logprob"), "op: logprob, write: teacher_logprob, top_k: ..., engine: TEACHER"
     ),
+    "hidden_states": "op: logprob, hidden_states: true",
+    "teacher_hidden_states": "op: logprob, write: teacher_logprob, hidden_states: true, engine: TEACHER",
     "entropy": "op: logprob, statistics: [entropy]",
     "prob_square_sum": "op: logprob, statistics: [prob_square_sum]",
     "value": "op: values, engine: CRITIC",

@@ -56,6 +56,7 @@ def _on_engine(batches: Sequence[Batch], node: LogprobNode, context: Context) ->
         at=node.candidates,
         entropy="entropy" in node.statistics,
         square_sum="prob_square_sum" in node.statistics,
+        hidden=node.hidden_states,
     )
     with context.scored_weights():
         for batch in batches:

@@ -37,6 +37,7 @@ from dagrl.validation.telling import check_telling, check_told_lengths
 from dagrl.validation.tokenizers import check_own_models, check_tokenizers
 from dagrl.validation.training import check_training, check_training_in_graph
 from dagrl.validation.unused_options import check_unused_options
+from dagrl.validation.whole_distributions import check_whole_distributions
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ def _checked(loaded: LoadedPipeline, findings: Findings, *, with_files: bool) ->
     check_rollouts(pipeline, folder, findings)
     check_training(pipeline, folder, findings)
     check_distillation(pipeline, findings)
+    check_whole_distributions(pipeline, sizes, findings)
     check_telling(pipeline, findings)
     check_run(pipeline, folder, findings)
     check_order(pipeline, folder, findings)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagrl.config.columns import CORE_COLUMNS, Shape
+from dagrl.config.columns import CORE_COLUMNS, HIDDEN_STATES, Shape
 from dagrl.config.errors import Place, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import (
@@ -24,7 +24,7 @@ from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode, Wire
 
 _OF_REWARDS = ("kl_in_reward", "overlong_buffer", "length_reward", "cosine_reward")
 """Options of ``op: advantage`` that change rewards."""
-TAUGHT = ("teacher_logprob", "teacher_topk_logprob", "teacher_topk_ids")
+TAUGHT = ("teacher_logprob", "teacher_topk_logprob", "teacher_topk_ids", HIDDEN_STATES)
 """Columns from which a node learns."""
 
 
@@ -152,7 +152,7 @@ def _check_kinds(name: str, node: GraphNode, graph: Graph, findings: Findings) -
         if own not in CORE_COLUMNS or first is None:
             continue
         column, place = node.spec.columns[index], ("nodes", name, "columns", index)
-        if CORE_COLUMNS[own].shape not in (Shape.RESPONSE, Shape.TOPK) and own != "reward":
+        if CORE_COLUMNS[own].shape not in (Shape.RESPONSE, Shape.TOPK, Shape.HIDDEN) and own != "reward":
             message = (
                 f"`{column}` has values {CORE_COLUMNS[own].shape.value}; name a column of response tokens, or scores"
             )

@@ -69,8 +69,12 @@ _ONLY_WITH_VALUE: tuple[tuple[type[Section], str, Mapping[str, tuple[str, ...]]]
     (
         LossDistillationSpec,
         "divergence",
-        {"alpha": ("mixed_kl", "jsd"), **dict.fromkeys(("outside", "min_logprob"), get_args(CandidateDivergence))},
+        {
+            "alpha": ("mixed_kl", "jsd"),
+            **dict.fromkeys(("over", "outside", "min_logprob"), get_args(CandidateDivergence)),
+        },
     ),
+    (LossDistillationSpec, "over", dict.fromkeys(("outside", "min_logprob"), ("topk",))),
     (
         BufferNode,
         "policy",

@@ -364,7 +364,7 @@ def run_engine(run_ranks: Callable[..., list[Any]], tiny_model: "ModelSpec") -> 
 
     def run(world_size: int, function: Callable[[Any], Any], **fields: Any) -> list[Any]:
         own: dict[str, Any] = {"model": tiny_model, "train_steps": 10, "trainable": True}
-        own |= {"keep_start_weights": False, "moving_average": None}
+        own |= {"keep_start_weights": False, "moving_average": None, "teacher": None}
         options = {name: fields.pop(name, value) for name, value in own.items()}
         spec = MegatronEngineSpec.model_validate({"backend": "megatron", "group": "train", **fields})
 

@@ -17,6 +17,7 @@ class SquaredError:
     head: str
     needs_entropy: bool = False
     candidates: str | None = None
+    whole_divergence: None = None
     temperature: float = 1.0
 
     @property

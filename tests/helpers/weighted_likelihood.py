@@ -18,6 +18,7 @@ class WeightedLikelihood:
 
     needs_entropy: bool = True
     candidates: str | None = None
+    whole_divergence: None = None
     entropy_coef: float = 0.3
     temperature: float = 0.8
     columns: tuple[str, ...] = ("advantage", "reward")

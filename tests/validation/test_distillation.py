@@ -16,6 +16,10 @@ WITHOUT_REWARD = ("  reward: {op: reward, fn: exact}\n", "")
 REF = ("  ref: {op: logprob, engine: reference, write: ref_logprob}\n", "")
 NO_ADVANTAGE = ("  advantage: {op: advantage, estimator: grpo}", TEACHER.rstrip())
 TOP_K = ("write: teacher_logprob", "write: teacher_logprob, top_k: 4")
+WHOLE = (
+    ("engine: reference, write: teacher_logprob", "engine: other, write: teacher_logprob, hidden_states: true"),
+    ("loss: {kl_coef: 0.01}}", "loss: {policy: none, distillation: {divergence: jsd, over: vocabulary}}}"),
+)
 STUDENTS = (
     TEACHER.rstrip(),
     """  student: {op: logprob, engine: actor, top_k: 4, write: student_logprob}
@@ -48,6 +52,7 @@ def nothing(): return []
         [NO_ADVANTAGE, ALONE, REF, WITHOUT_REWARD],
         [NO_ADVANTAGE, TOP_K, OVER_TOKENS, REF],
         [NO_ADVANTAGE, STUDENTS, OVER_TOKENS, REF],
+        [NO_ADVANTAGE, OTHER, *WHOLE, REF, ("  reference: {backend: megatron, frozen_copy_of: actor}\n", "")],
         [ADVANTAGE, (TEACHER, TWO + MERGED)],
         [ADVANTAGE, (TEACHER, TWO + MERGED.replace("]}", "], uncovered: skip}"))],
     ],
@@ -93,6 +98,41 @@ def test_a_student_of_teachers_is_a_pipeline(project, edits) -> None:
                 "wrong-column-kind",
             )
             for given in ("response_tokens", "student_topk_logprob", "data_source", "policy_version", "prompt_tokens")
+        ),
+        *(
+            ([NO_ADVANTAGE, OTHER, *WHOLE, REF, *edits], place, code)
+            for edits, place, code in [
+                (
+                    [
+                        ("_size: 128}", "_size: 128, vocab_size: 88}"),
+                        ("hidden_size: 32", "hidden_size: 32, vocab_size: 99"),
+                        ("vocabulary}}}", "vocabulary}}} #!"),
+                    ],
+                    "nodes.update.loss.distillation.over",
+                    "other-vocabulary",
+                ),
+                (
+                    [("vocabulary}}}", "vocabulary, outside: ignore}}} #!")],
+                    "nodes.update.loss.distillation.outside",
+                    "option-without-effect",
+                ),
+                (
+                    [("engine: other", "engine: reference"), ("_states: true}", "_states: true} #!")],
+                    "nodes.teacher.hidden_states",
+                    "teacher-without-folder",
+                ),
+                (
+                    [
+                        ("  teacher:", "  more: {op: logprob, engine: other, hidden_states: true}\n  teacher:"),
+                        (
+                            "write: teacher_logprob, hidden_states: true}",
+                            "write: teacher_logprob, hidden_states: true} #!",
+                        ),
+                    ],
+                    "nodes.teacher.hidden_states",
+                    "several-teachers",
+                ),
+            ]
         ),
         (
             [

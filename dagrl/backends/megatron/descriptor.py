@@ -100,6 +100,7 @@ class MegatronBackend(Backend[MegatronEngineSpec]):
     def build(self, start: EngineStart) -> TrainEngine:
         from dagrl.backends.megatron.engine.megatron_engine import MegatronEngine
 
+        teacher = start.pipeline.hidden_teacher_of(start.name)
         return MegatronEngine(
             start.model,
             start.section(MegatronEngineSpec),
@@ -108,6 +109,7 @@ class MegatronBackend(Backend[MegatronEngineSpec]):
             trainable=start.trained,
             keep_start_weights=start.keeps_start_weights,
             moving_average=start.pipeline.moving_average_of(start.name),
+            teacher=start.pipeline.model_of(teacher) if teacher is not None else None,
             keeps_no_cache=start.pipeline.stays_beside_sleepers(start.name),
         )
 

@@ -42,6 +42,8 @@ class Workload:
     """Whether another engine is its frozen copy."""
     keeps_average: bool = False
     """Whether another engine is the moving average of its weights."""
+    teacher_width: int = 0
+    """Width of the teacher whose output layer it holds; 0 without one."""
     sleeps: bool = False
     saves_in_background: bool = False
     keeps_weights: bool = False
@@ -110,6 +112,7 @@ class PlannedEngine[Spec: EngineSpec]:
         receivers = [name for name, executor in plan.executors.items() if executor.weights_from == self.name]
         if ours.weights_from is not None:
             receivers.append(self.name)
+        teacher = pipeline.hidden_teacher_of(self.name)
         return Workload(
             update_tokens=max((tokens(node.tokens_per_micro_batch, batch) for node in updates), default=0),
             logprob_tokens=tokens(max(passes), rows) if passes else 0,
@@ -123,6 +126,7 @@ class PlannedEngine[Spec: EngineSpec]:
             keeps_start_weights=ours.trained
             and any(pipeline.engines[copy].moving_average is None for copy in ours.engines[1:]),
             keeps_average=pipeline.moving_average_of(self.name) is not None,
+            teacher_width=engine_shape(pipeline, teacher, self.policy_shape).hidden if teacher else 0,
             sleeps=ours.sleeps,
             saves_in_background=pipeline.run.async_save and pipeline.run.save_every is not None and ours.trained,
             keeps_weights=ours.weights_from is None or pipeline.engines[ours.weights_from].sent_adapter is not None,

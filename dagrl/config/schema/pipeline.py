@@ -16,6 +16,7 @@ from dagrl.config.schema.nodes.demonstrations import DemonstrationNode
 from dagrl.config.schema.nodes.logprob import LogprobNode
 from dagrl.config.schema.nodes.rollout import RolloutNode
 from dagrl.config.schema.nodes.tell import TellNode
+from dagrl.config.schema.nodes.update import UpdateNode
 from dagrl.config.schema.run import ProfileSpec, RunSpec, ScheduleSpec, TrackerName, TrackerSpec
 from dagrl.config.schema.sampling import SamplingSpec
 from dagrl.config.schema.section import Name, OwnFunction, Section
@@ -55,6 +56,18 @@ class Pipeline(Section):
         """Rate of the moving average of an engine's weights; None without such a copy."""
         rates = (spec.moving_average for spec in self.engines.values() if spec.frozen_copy_of == engine)
         return next((rate for rate in rates if rate is not None), None)
+
+    def hidden_teacher_of(self, engine: str) -> str | None:
+        """The engine whose whole distributions an update of `engine` learns; validation allows one."""
+        taught = any(
+            isinstance(node, UpdateNode)
+            and node.engine == engine
+            and node.loss.distillation is not None
+            and node.loss.distillation.over_vocabulary
+            for node in self.nodes.values()
+        )
+        teachers = (node.engine for node in self.nodes.values() if isinstance(node, LogprobNode) and node.hidden_states)
+        return next(teachers, None) if taught else None
 
     def model_section(self, engine: str) -> tuple[str, ...]:
         """Section of an engine's model: its own, that of the engine it has its weights from, or the pipeline's."""

@@ -12,6 +12,7 @@ from math import isclose
 
 import numpy as np
 
+from dagrl.backends.families.registry import engine_shape
 from dagrl.backends.families.shape import ModelShape
 from dagrl.backends.planning.decoding import Lengths
 from dagrl.config.columns import CORE_COLUMNS, IMAGE_COLUMNS, ColumnSpec, Shape
@@ -123,7 +124,10 @@ def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
     tasks = {task.name: task for task in costs.plan.tasks}
     # An upper bound: the most of any node.
     nodes = costs.pipeline.nodes.values()
-    top_k = max((node.top_k or 0 for node in nodes if isinstance(node, LogprobNode)), default=0)
+    scorers = [node for node in nodes if isinstance(node, LogprobNode)]
+    top_k = max((node.top_k or 0 for node in scorers), default=0)
+    teachers = [str(node.engine) for node in scorers if node.hidden_states]
+    width = max((engine_shape(costs.pipeline, name, costs.shape).hidden for name in teachers), default=0)
     edges: dict[tuple[str, str], float] = defaultdict(float)
     for task in tasks.values():
         if task.rows is not Rows.TRAIN:
@@ -133,11 +137,11 @@ def _edges(costs: PipelineCosts) -> dict[tuple[str, str], float]:
             # Contracts have the op's name of a column.
             names = {there: own for own, there in tasks[producer].outputs.items()}
             spec = CORE_COLUMNS.get(names.get(column, column))
-            edges[producer, task.name] += rows * _row_bytes(spec, costs.lengths(task), costs.shape, top_k)
+            edges[producer, task.name] += rows * _row_bytes(spec, costs.lengths(task), costs.shape, top_k, width)
     return edges
 
 
-def _row_bytes(column: ColumnSpec | None, lengths: Lengths, shape: ModelShape, top_k: int) -> float:
+def _row_bytes(column: ColumnSpec | None, lengths: Lengths, shape: ModelShape, top_k: int, width: int) -> float:
     if column is None:
         return _UNKNOWN_BYTES
     item_bytes = np.dtype(column.dtype).itemsize
@@ -150,6 +154,8 @@ def _row_bytes(column: ColumnSpec | None, lengths: Lengths, shape: ModelShape, t
             return item_bytes * lengths.response + _OFFSET_BYTES
         case Shape.TOPK:
             return item_bytes * lengths.response * top_k + _OFFSET_BYTES
+        case Shape.HIDDEN:
+            return item_bytes * lengths.response * width + _OFFSET_BYTES
         case Shape.TEXT:
             return _TEXT_BYTES + _OFFSET_BYTES
         case Shape.ROUTES:

@@ -90,8 +90,10 @@ class MicroBatchLoss:
         entropy = output[1] if self.whole.objective.needs_entropy else None
         first, ids = 2 if self.whole.objective.needs_entropy else 1, self.micro_batch.candidates
         candidates = None if ids is None else output[first : first + ids.shape[1]].t()
+        # It excludes candidates.
+        divergence = None if self.whole.objective.whole_divergence is None else output[first]
         row, totals = self.micro_batch.row, self.whole.totals
-        tokens = ResponseTokens(output[0], entropy, self.weight, self.columns, row, totals, candidates)
+        tokens = ResponseTokens(output[0], entropy, self.weight, self.columns, row, totals, candidates, divergence)
         if self.token_loss is None:
             loss, metrics = self.whole.objective(tokens)
             return loss, nothing, metrics
@@ -109,7 +111,8 @@ class MicroBatchLoss:
         with torch.enable_grad():
             read = asked if place is None else asked.map(lambda values: values[place])
             weight = self.weight[at]
-            some = ResponseTokens(read.logprob, read.entropy, weight, columns, row, totals, read.candidates)
+            further = (read.candidates, read.divergence)
+            some = ResponseTokens(read.logprob, read.entropy, weight, columns, row, totals, *further)
             given = [score for score in asked if score is not None]
             slopes = iter(torch.autograd.grad(self.token_loss(some), given, allow_unused=True))
         logprob, *others = (None if score is None else next(slopes) for score in asked)

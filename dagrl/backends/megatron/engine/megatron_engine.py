@@ -34,6 +34,7 @@ from dagrl.backends.megatron.engine.optimizer import (
 from dagrl.backends.megatron.engine.router_replay import RouterReplay
 from dagrl.backends.megatron.engine.step import PackedModel
 from dagrl.backends.megatron.engine.stored_weights import load_start_weights
+from dagrl.backends.megatron.engine.teacher_head import TeacherHead
 from dagrl.backends.megatron.section import MegatronEngineSpec
 from dagrl.backends.runtime.device_memory import device_gib_used
 from dagrl.backends.runtime.initial_weights import weight_source
@@ -63,12 +64,14 @@ class MegatronEngine:
         trainable: bool,
         keep_start_weights: bool = False,
         moving_average: float | None = None,
+        teacher: ModelSpec | None = None,
         keeps_no_cache: bool = False,
     ) -> None:
         """Join the other ranks and build the model with its initial weights. Collective.
 
         `train_steps` is the length of the learning-rate schedule; only a `trainable` engine has an optimizer.
-        `keep_start_weights` is for `start_weights`, and `moving_average`, a rate, for `average_weights`.
+        `keep_start_weights` is for `start_weights`, and `moving_average`, a rate, for `average_weights`. `teacher` is
+        the model whose hidden states an update reads.
         `keeps_no_cache` frees cached device memory after each task. ValueError for errors of the pipeline, TimeoutError
         if the ranks do not meet.
         """
@@ -101,16 +104,20 @@ class MegatronEngine:
             self._training = checkpoint.TrainingState(chunks, optimizer, schedule, spec.parallel, self._average)
         optimizer = self._training.optimizer if self._training else None
         sends_trained = trainable and spec.sent_adapter is not None
-        self._memory = EngineOffloader(chunks, optimizer, spec.offload, sends_trained=sends_trained)
+        vocab_size = self._hf_config.get_text_config().vocab_size
+        head = TeacherHead.load(teacher, chunks, vocab_size, ranks.seed) if teacher is not None else None
+        further = [head.weight] if head is not None else []
+        self._memory = EngineOffloader(chunks, optimizer, spec.offload, sends_trained=sends_trained, further=further)
         self._model = PackedModel(
             chunks,
-            self._hf_config.get_text_config().vocab_size,
+            vocab_size,
             spec.parallel.row_alignment,
             head=spec.head,
             fused=spec.fused_linear_cross_entropy,
             replay=RouterReplay(chunks) if spec.router_replay else None,
             vision=image_settings(model),
             shares_prefixes=spec.prefix_sharing,
+            teacher=head,
         )
         self._tidy_up()
 

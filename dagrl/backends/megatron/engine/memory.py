@@ -39,11 +39,12 @@ class EngineOffloader:
         offload: OffloadSpec,
         *,
         sends_trained: bool = False,
+        further: Sequence[torch.Tensor] = (),
     ) -> None:
         """`chunks` are wrapped for training if there is an `optimizer`; without one there are only weights.
 
-        `sends_trained`: a sync needs the trained parameters alone. Offloads what `offload` names at once. ValueError if
-        it cannot be offloaded.
+        `further` are frozen weights of another model. `sends_trained`: a sync needs the trained parameters alone.
+        Offloads what `offload` names at once. ValueError if it cannot be offloaded.
         """
         self._residency = Residency.AWAKE
         self.rests_away = offload.param or offload.optimizer
@@ -53,7 +54,8 @@ class EngineOffloader:
             raise ValueError(f"offload: {self._cannot_leave}; turn one of the two off")
 
         def frozen() -> Storages:
-            return _without(weight_storages(chunks), trained_storages(chunks) if sends_trained else {})
+            weights = weight_storages(chunks) | storages_of(further)
+            return _without(weights, trained_storages(chunks) if sends_trained else {})
 
         def sent() -> Storages:
             return trained_storages(chunks) if sends_trained else {}

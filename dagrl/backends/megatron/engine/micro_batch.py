@@ -86,6 +86,8 @@ class MicroBatch:
     """Index of the output of each of the R positions, if rows share tokens; None if each has its own."""
     candidates: torch.Tensor | None = None
     """Token ids whose log-probs are read at each of them, int64 [P, k]; -1 for none."""
+    teacher_hidden: torch.Tensor | None = None
+    """A teacher's last hidden state at each of them, bfloat16 [P, its hidden size]; NaN for none."""
     routes: torch.Tensor | None = None
     """Experts of the rank's tokens, see `Routes`; None if its routers choose."""
     images: PackedImages | None = None
@@ -144,6 +146,8 @@ class Packing:
     """Read the output at each row's last token; else at every token that predicts a response token."""
     candidates: str | None = None
     """Column of token ids whose log-probs are read at each response token."""
+    teacher_hidden: str | None = None
+    """Column of a teacher's hidden states at each response token; see `TokenOutputs.hidden`."""
     routes: Routes | None = None
     """Set if the batch has ``routed_experts`` to replay."""
     vision: ImageSettings | None = None
@@ -195,8 +199,8 @@ class Packing:
         # Rows of different sources may have different temperatures.
         heats, heat = np.unique(_temperatures(batch)[rows], return_inverse=True)
         heat = np.repeat(heat, counts)
-        if layout.tree and self.candidates is None:
-            # Rows that share a token share its outputs, unless each has its own candidates.
+        if layout.tree and self.candidates is None and self.teacher_hidden is None:
+            # Rows that share a token share its outputs, unless each has its own candidates or teacher.
             wanted, targets, heat, repeats = _distinct(wanted, targets, heat)
         reading, own = _held_places(wanted, held, len(token_ids))
         positions = self._positions(batch, rows, layout, padded)
@@ -218,8 +222,11 @@ class Packing:
             outputs=len(wanted),
             repeats=None if repeats is None else Repeats.of(repeats, own, len(wanted), device),
             # Without rows the rank may not know the number of candidates, or of chosen experts.
-            candidates=on_device(self._candidates(batch, rows, counts)[own].astype(np.int64))
+            candidates=on_device(_read_at(batch, self.candidates, rows, counts)[own].astype(np.int64))
             if self.candidates and len(rows)
+            else None,
+            teacher_hidden=on_device(_read_at(batch, self.teacher_hidden, rows, counts)[own]).view(torch.bfloat16)
+            if self.teacher_hidden and len(rows)
             else None,
             routes=on_device(self.routes.of(batch, rows, layout.starts, held, len(token_ids)))
             if self.routes and len(rows)
@@ -228,15 +235,6 @@ class Packing:
             if self.vision and self.embeds
             else None,
         )
-
-    def _candidates(self, batch: Batch, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Token ids at each of the R positions, [R, k]. ValueError if rows have other numbers of tokens than these."""
-        assert self.candidates is not None
-        column = batch[self.candidates].take(rows)
-        if not np.array_equal(column.lengths, counts):
-            row = batch.rows[rows[np.flatnonzero(column.lengths != counts)[0]]]
-            raise ValueError(f"row {row} has another number of response tokens than places in `{self.candidates}`")
-        return column.values
 
     def _layout(self, batch: Batch, rows: np.ndarray) -> _PackLayout:
         if self.shared_prefix is not None and len(rows) > 1:
@@ -292,6 +290,15 @@ class _PackLayout:
         for run, parent in enumerate(tree.parents.tolist()):
             first[run] = first[parent] + len(tree.runs[parent]) if parent >= 0 else 0
         return _PackLayout(padded, [np.concatenate([runs[run] for run in path]) for path in paths], first, tree)
+
+
+def _read_at(batch: Batch, name: str, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Values of a column at each of the R positions, [R, k]. ValueError if rows have other numbers of tokens."""
+    column = batch[name].take(rows)
+    if not np.array_equal(column.lengths, counts):
+        row = batch.rows[rows[np.flatnonzero(column.lengths != counts)[0]]]
+        raise ValueError(f"row {row} has another number of response tokens than places in `{name}`")
+    return column.values
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

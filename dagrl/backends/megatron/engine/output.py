@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from torch.autograd.function import BackwardCFunction, once_differentiable
 
 from dagrl.backends.megatron.engine.logprob import SlopesOf, linear_loss, linear_token_logprobs, token_logprobs
 from dagrl.backends.megatron.engine.micro_batch import MicroBatch
+from dagrl.backends.megatron.engine.teacher_divergence import Teacher
 from dagrl.backends.megatron.engine.token_statistics import (
     Statistics,
     TokenScores,
@@ -29,6 +31,10 @@ from dagrl.backends.megatron.engine.token_statistics import (
     linear_statistics,
     statistics,
 )
+from dagrl.config.schema.nodes.distillation import WholeDivergence
+
+if TYPE_CHECKING:
+    from dagrl.backends.megatron.engine.teacher_head import TeacherHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,11 @@ class OutputReader:
     """Likeliest tokens to find; only without gradients."""
     candidates: str | None = None
     """Column of token ids whose log-probs to read."""
+    hidden_size: int = 0
+    """Values of a hidden state to return; 0 for none. Only without gradients."""
+    divergence: WholeDivergence | None = None
+    """Only with gradients, and with a `teacher` on the last pipeline stage."""
+    teacher: TeacherHead | None = None
     fused: bool = False
     """Compute logits by chunk; see `linear_token_logprobs`."""
     scalar: bool = False
@@ -65,6 +76,8 @@ class OutputReader:
             "candidates": candidates if self.candidates else 0,
             "top_logprob": self.top_k,
             "top_ids": self.top_k,
+            "divergence": int(self.divergence is not None),
+            "hidden": self.hidden_size,
         }
         ends = accumulate(lengths.values())
         return {
@@ -100,6 +113,8 @@ def read(
         hook(output_layer, ())
     weight = output_layer.weight if output_weight is None else output_weight
     rows, carrier = _rows(hidden, weight, config, context, micro_batch)
+    if context.hidden_size:
+        rows.append(hidden.t().to(rows[0].dtype))
     values = _join_context(torch.cat(rows), micro_batch)
     return values if carrier is None else torch.cat([values, carrier.expand(1, values.shape[1])])
 
@@ -140,6 +155,10 @@ def _rows(
         top_k=reader.top_k,
         group=group,
     )
+    teacher = None
+    if reader.divergence is not None and micro_batch.teacher_hidden is not None:
+        assert reader.teacher is not None, "the engine was not built with a teacher's output layer"
+        teacher = Teacher(reader.teacher.logits_of(micro_batch.teacher_hidden), reader.divergence)
     if reader.fused:
         assert not cap, "logits that are computed by chunk are not capped"
         if not torch.is_grad_enabled():
@@ -147,9 +166,9 @@ def _rows(
         if sums_gradient:
             hidden = copy_to_tensor_model_parallel_region(hidden)
         if reader.slopes_of is not None:
-            scores, carrier = linear_loss(hidden, weight, targets, columns, reader.slopes_of, ids)
+            scores, carrier = linear_loss(hidden, weight, targets, columns, reader.slopes_of, ids, teacher)
             return _rows_of(scores), carrier
-        return _rows_of(linear_token_logprobs(hidden, weight, targets, columns, ids)), None
+        return _rows_of(linear_token_logprobs(hidden, weight, targets, columns, ids, teacher)), None
     logits = linear_with_grad_accumulation_and_async_allreduce(
         hidden,
         weight,
@@ -162,13 +181,13 @@ def _rows(
     logits = cap * torch.tanh(logits / cap) if cap else logits
     if not torch.is_grad_enabled():
         return _rows_of(statistics(logits.__getitem__, logits, targets, columns, ids)), None
-    return _rows_of(token_logprobs(logits, targets, columns, ids)), None
+    return _rows_of(token_logprobs(logits, targets, columns, ids, teacher)), None
 
 
 def _rows_of(results: Statistics | TokenScores) -> list[torch.Tensor]:
     """In the order of `OutputReader.parts`, each [rows, P]."""
     if isinstance(results, Statistics):
-        logprob, entropy, candidates = results.scores
+        logprob, entropy, candidates, _ = results.scores
         parts = [logprob, entropy, results.square_sum, candidates, results.top_logprob, results.top_ids]
     else:
         logprob, parts = results.logprob, list(results)

@@ -26,6 +26,7 @@ from dagrl.backends.megatron.engine.micro_batch import MicroBatch, Packing
 from dagrl.backends.megatron.engine.moe_losses import MoeLosses
 from dagrl.backends.megatron.engine.output import OutputReader, read
 from dagrl.backends.megatron.engine.router_replay import RouterReplay
+from dagrl.backends.megatron.engine.teacher_head import TeacherHead
 from dagrl.backends.megatron.section import SHORTEST_SHARED
 from dagrl.data.batch import Batch, Column
 from dagrl.data.stats import Stat
@@ -34,8 +35,8 @@ from dagrl.model_files.images import ImageSettings
 
 Head = Literal["lm", "value", "reward"]
 
-_PLACES_AT_ONCE = 2**16
-"""Response tokens in a message between pipeline stages: 32 MiB for 64 candidates, ids and log-probs."""
+_VALUES_AT_ONCE = 2**23
+"""Values of response tokens in a message between pipeline stages: 32 MiB."""
 _ALONE = {"logprob": "logprob", "entropy": "entropy", "prob_square_sum": "square_sum"}
 """Column with a number for each token -> the part of an output that holds it."""
 
@@ -70,6 +71,8 @@ class PackedModel:
     vision: ImageSettings | None = None
     shares_prefixes: bool = False
     """Compute prefixes that rows of a micro-batch have in common once; see `prefix_sharing`."""
+    teacher: TeacherHead | None = None
+    """The teacher's output layer on the last pipeline stage, for `Objective.whole_divergence`."""
 
     def token_outputs(
         self, batch: Batch, outputs: TokenOutputs, *, temperature: float, tokens_per_micro_batch: int
@@ -83,6 +86,7 @@ class PackedModel:
             with_square_sum=outputs.square_sum,
             top_k=0 if outputs.at else outputs.top_k,
             candidates=outputs.at,
+            hidden_size=get_model_config(self.chunks[0]).hidden_size if outputs.hidden else 0,
             fused=self.fused,
         )
         ids = batch[outputs.at] if outputs.at else None
@@ -92,6 +96,10 @@ class PackedModel:
         read = self._read(batch, reader, batch["response_tokens"].lengths, tokens_per_micro_batch, rows)
         own = {name: Column(np.ascontiguousarray(read.values[:, part]), read.offsets) for name, part in parts.items()}
         columns = {name: Column(own[part].values[:, 0], read.offsets) for name, part in _ALONE.items() if part in own}
+        if outputs.hidden:
+            # numpy has no bfloat16.
+            states = torch.from_numpy(own["hidden"].values).bfloat16().view(torch.int16).numpy()
+            columns["hidden_states"] = Column(states, read.offsets)
         if ids is not None:
             empty = Column(read.values[:, :0], read.offsets)
             return columns | {"topk_ids": ids, "topk_logprob": own.get("candidates", empty)}
@@ -122,12 +130,14 @@ class PackedModel:
                 objective.temperature,
                 with_entropy=objective.needs_entropy,
                 candidates=objective.candidates,
+                divergence=objective.whole_divergence,
+                teacher=self.teacher,
                 fused=self.fused,
             )
         else:
             reader = OutputReader(self.vocab_size, scalar=True)
         whole_groups = "group_id" in objective.columns
-        split = self._split(batch, tokens_per_micro_batch, reader.candidates, whole_groups=whole_groups)
+        split = self._split(batch, tokens_per_micro_batch, reader, whole_groups=whole_groups)
         losses = MoeLosses(get_model_config(self.chunks[0]))
         loss = GlobalLoss.over_all_ranks(objective, batch, of_values=reader.scalar)
         token_loss = objective.token_loss() if self.fused else None
@@ -148,7 +158,7 @@ class PackedModel:
         self, batch: Batch, reader: OutputReader, lengths: np.ndarray, tokens_per_micro_batch: int, rows: int = 1
     ) -> Column:
         """Outputs of `reader` without gradients, float32 [sum of lengths, rows]: `lengths` places in each row."""
-        split = self._split(batch, tokens_per_micro_batch, reader.candidates)
+        split = self._split(batch, tokens_per_micro_batch, reader)
 
         def take(output: torch.Tensor, non_loss_data: bool) -> torch.Tensor:
             # A micro-batch without rows does not know the candidates.
@@ -167,7 +177,7 @@ class PackedModel:
         packed = Column(joined.cpu().numpy().T, np.concatenate([[0], np.cumsum(lengths[order])]))
         return packed.take(np.argsort(order))
 
-    def _split(self, batch: Batch, budget: int, candidates: str | None = None, *, whole_groups: bool = False) -> _Split:
+    def _split(self, batch: Batch, budget: int, reader: OutputReader, *, whole_groups: bool = False) -> _Split:
         """Micro-batches of this rank; as many as other ranks have, if ranks communicate within the model."""
         packing = Packing(
             self.alignment,
@@ -175,7 +185,8 @@ class PackedModel:
             context_rank=parallel_state.get_context_parallel_rank(),
             context_ranks=parallel_state.get_context_parallel_world_size(),
             at_row_end=self.head == "reward",
-            candidates=candidates,
+            candidates=reader.candidates,
+            teacher_hidden=reader.divergence.hidden if reader.divergence else None,
             vision=self.vision,
             embeds=parallel_state.is_pipeline_first_stage(),
             shared_prefix=max(SHORTEST_SHARED, 3 * self.alignment) if self.shares_prefixes else None,
@@ -290,7 +301,7 @@ def _broadcast_from_last_stage(values: torch.Tensor, device: torch.device) -> No
         return
     last = parallel_state.get_pipeline_model_parallel_last_rank()
     group = parallel_state.get_pipeline_model_parallel_group()
-    for part in values.split(_PLACES_AT_ONCE, dim=1):
+    for part in values.split(max(1, _VALUES_AT_ONCE // max(1, len(values))), dim=1):
         moved = part.to(device).contiguous()
         dist.broadcast(moved, src=last, group=group)
         part.copy_(moved)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from dagrl.backends.megatron.engine.teacher_divergence import Teacher, TeacherScores, divergence_scores
+
 CHUNK_ELEMENTS = 2**27
 """Logits processed at a time: 512 MiB in float32."""
 _TILE = 128
@@ -30,12 +32,12 @@ class TokenScores(NamedTuple):
     """Entropy in nats of the distribution [T]."""
     candidates: torch.Tensor | None = None
     """Log-probs of given token ids [T, k]; -inf for ids of -1."""
+    divergence: torch.Tensor | None = None
+    """Divergence from a teacher's distribution [T]."""
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> TokenScores:
-        entropy = None if self.entropy is None else function(self.entropy)
-        return TokenScores(
-            function(self.logprob), entropy, None if self.candidates is None else function(self.candidates)
-        )
+        others = (None if score is None else function(score) for score in self[1:])
+        return TokenScores(function(self.logprob), *others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Statistics:
     """Log-probs of the likeliest tokens [T, top_k], descending; -inf beyond the vocabulary."""
     top_ids: torch.Tensor | None
     """Their ids, int64 [T, top_k]; -1 beyond the vocabulary."""
+    teacher: TeacherScores | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,12 @@ def linear_statistics(
     targets: torch.Tensor,
     columns: VocabColumns,
     candidates: torch.Tensor | None = None,
+    teacher: Teacher | None = None,
 ) -> Statistics:
     """`statistics` of ``hidden @ weight.T``, in chunks."""
-    return statistics(lambda part: hidden[part] @ weight.t(), hidden, targets, columns, candidates, at_once=AT_ONCE)
+    return statistics(
+        lambda part: hidden[part] @ weight.t(), hidden, targets, columns, candidates, teacher, at_once=AT_ONCE
+    )
 
 
 def statistics(
@@ -127,10 +133,12 @@ def statistics(
     targets: torch.Tensor,
     columns: VocabColumns,
     candidates: torch.Tensor | None = None,
+    teacher: Teacher | None = None,
     *,
     at_once: int = 1,
 ) -> Statistics:
-    """Log-probs of the targets and of `candidates`, and the statistics in `columns`, without gradient.
+    """Log-probs of the targets and of `candidates`, the divergence from a `teacher`, and the statistics in `columns`,
+    without gradient.
 
     With x = logits / temperature and p = softmax(x): log p[target] = x[target] - log sum exp(x),
     H = log sum exp(x) - sum p x, and sum p^2 = sum exp(2 x) / (sum exp(x))^2. Each rank shifts by its own maximum, so
@@ -142,9 +150,16 @@ def statistics(
     sums = like.new_zeros(2 + columns.with_entropy + columns.with_square_sum, len(targets), dtype=wide)
     chosen = None if candidates is None else like.new_zeros(candidates.shape, dtype=wide)
     likeliest = _Likeliest.none(highest, columns.top_k) if columns.top_k else None
+    taught = TeacherScores.empty(highest) if teacher is not None else None
     sum_up = compiled(_row_sums)
-    for part in columns.chunks(len(targets) if columns.count else 0, at_once=at_once):
+    # Ranks join the sums of divergences in each chunk, even without columns.
+    for part in columns.chunks(len(targets) if columns.count or teacher else 0, at_once=at_once):
         logits, divisor = logits_of(part)[:, : columns.count], columns.of(part).divisor
+        if teacher is not None and taught is not None:
+            given = teacher.logits_of(part)[:, : columns.count]
+            taught.write(part, divergence_scores(logits, given, divisor, teacher.kind, columns.group, compiled))
+            if not columns.count:
+                continue
         highest[part], sums[:, part] = sum_up(
             logits, column[part], is_here[part], divisor, columns.with_entropy, columns.with_square_sum
         )
@@ -163,11 +178,12 @@ def statistics(
     if likeliest is not None:
         likeliest = likeliest.over(columns.group)
     return Statistics(
-        TokenScores(sums[1] - log_sum, entropy, chosen),
+        TokenScores(sums[1] - log_sum, entropy, chosen, taught.divergence if taught else None),
         log_sum,
         sums[-1] / sums[0].square() if columns.with_square_sum else None,
         None if likeliest is None else likeliest.x - log_sum[:, None],
         None if likeliest is None else likeliest.ids,
+        taught,
     )
 
 

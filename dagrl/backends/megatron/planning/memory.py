@@ -72,7 +72,7 @@ class _Rank:
             "gradients": 0 if offload.grad else states.gradients,
             "optimizer": 0 if offload.optimizer else states.optimizer,
         }
-        weights: dict[Kind, int] = {"weights": states.weights}
+        weights: dict[Kind, int] = {"weights": states.weights + self._teacher}
         yield _SYNC, {**rests, "weights": self._sent(states), "buffers": self._buffers(states)}
         if work.logprob_tokens:
             passing = self._activations(work.logprob_tokens)
@@ -120,8 +120,13 @@ class _Rank:
         if self.engine.head != "lm":
             # A value head reads hidden states in float32 at every token.
             return hidden + (rows * self.shape.hidden * 4 * (1 + trains) if self.engine.head == "value" else 0)
-        tensor = sizes.tp
-        width = padded_vocab_size(self.shape.vocabulary, tensor) // tensor
+        width = self._width
+        if trains and self.work.teacher_width:
+            # Hidden states are bfloat16; of the teacher's logits there is a product at a time.
+            products = _CHUNKS_ONCE if self.work.sums_over_tokens else _CHUNKS_TWICE
+            part = products if self.engine.fused_linear_cross_entropy else 1
+            given = min(rows, part * max(1, _LOGIT_CHUNK // width))
+            hidden += 2 * rows * self.work.teacher_width + given * width * value
         if self.engine.fused_linear_cross_entropy:
             chunk = max(1, _LOGIT_CHUNK // width)
             twice = min(rows, _CHUNKS_TWICE * chunk)
@@ -131,6 +136,17 @@ class _Rank:
         logits = rows * width * value
         return hidden + logits + trains * max(logits, parameters.largest * value)
 
+    @property
+    def _width(self) -> int:
+        """The columns of logits."""
+        tensor = self.engine.parallel.tp
+        return padded_vocab_size(self.shape.vocabulary, tensor) // tensor
+
+    @property
+    def _teacher(self) -> int:
+        """Bytes of a teacher's output layer."""
+        return self.stage.is_last * self._width * self.work.teacher_width * value_bytes(self.engine, on_gpu=self.on_gpu)
+
     def _buffers(self, states: _States) -> int:
         # One bucket is filled while the previous one is sent; they hold whole tensors of all ranks.
         sizes = self.engine.parallel
@@ -139,7 +155,9 @@ class _Rank:
         return min(2 * self.work.bucket_bytes, model)
 
     def _sent(self, states: _States) -> int:
-        return states.trained if self.engine.sent_adapter and self.engine.offload.param else states.weights
+        if self.engine.sent_adapter and self.engine.offload.param:
+            return states.trained
+        return states.weights + self._teacher
 
     def _runtime(self) -> tuple[int, int]:
         """Return memory outside of tensors: the part that stays in a sleep, and the total."""
@@ -159,7 +177,7 @@ class _Rank:
 
     def _host(self, states: _States) -> int:
         offload = self.engine.offload
-        waiting = states.weights if self.work.sleeps or offload.param else 0
+        waiting = states.weights + self._teacher if self.work.sleeps or offload.param else 0
         waiting += states.optimizer if self.work.sleeps or offload.optimizer else 0
         # Without its adapters the model has its start weights.
         keeps_start = self.work.keeps_start_weights and self.engine.lora is None

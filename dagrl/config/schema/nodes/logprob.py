@@ -28,6 +28,10 @@ class LogprobNode(SelectiveNode, PackingNode, EndpointNode):
     candidates: Name | None = None
     """Instead of `top_k`: a column of token ids, such as the ``topk_ids`` of another node. Writes their log-probs, and
     the ids again."""
+    hidden_states: bool = False
+    """Also write ``hidden_states``, from which an update with ``distillation: {over: vocabulary}`` computes the whole
+    distributions of this model: 2 bytes for each token and value of the model's width. With ``write: teacher_logprob``
+    the name is ``teacher_hidden_states``."""
     statistics: tuple[TokenStatistic, ...] = ()
     """Also write columns of these names: the ``entropy`` of the distribution, or the sum of its squared probabilities,
     ``prob_square_sum``."""
@@ -38,12 +42,16 @@ class LogprobNode(SelectiveNode, PackingNode, EndpointNode):
         ids = (self.candidates,) if self.candidates else ()
         reads = ("prompt_tokens", "response_tokens", *ids, *routes, *self.chosen_by(declared))
         candidates = ("topk_ids", "topk_logprob") if self.top_k or self.candidates else ()
+        hidden = ("hidden_states",) if self.hidden_states else ()
         return OpContract(
             tuple(dict.fromkeys(reads)),
-            ("logprob", *candidates, *dict.fromkeys(self.statistics)),
+            ("logprob", *candidates, *hidden, *dict.fromkeys(self.statistics)),
             needs=None if self.endpoint and not self.engine else Capability.SCORE,
         )
 
     def named(self, name: str, writes: tuple[str, ...]) -> dict[str, str]:
         stem = name.removesuffix("logprob")
-        return {"logprob": name, **{column: stem + column for column in writes if column.startswith("topk_")}}
+        return {
+            "logprob": name,
+            **{column: stem + column for column in writes if column.startswith(("topk_", "hidden_"))},
+        }

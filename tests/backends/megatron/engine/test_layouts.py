@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from layout_cases import DENSE, LATENT, LATENT_SHAPE, MIXTURE, SHARED_KEYS, parallel_of
 
 from dagrl.backends.megatron.section import ParallelSpec, coordinates
@@ -248,15 +249,17 @@ def with_candidates(conversations: "Batch") -> "Batch":
     ids[::5, 2:] = -1
     teacher = np.where(ids < 0, -np.inf, -1 - random.exponential(1.0, ids.shape)).astype(np.float32)
     given = {"teacher_topk_ids": Column(ids, offsets), "teacher_topk_logprob": Column(teacher, offsets)}
+    states = torch.from_numpy(random.normal(size=(len(ids), 32))).bfloat16().view(torch.int16)
+    given["teacher_hidden_states"] = Column(states.numpy(), offsets)
     return conversations.with_columns(given)
 
 
-def over_candidates() -> Any:
+def distilling(**further: Any) -> Any:
     from dagrl.algorithms.objective import PolicyObjective
     from dagrl.config.schema import LossSpec
 
-    loss = {"policy": "reinforce", "distillation": {"divergence": "jsd", "alpha": 0.3}}
-    available = ("teacher_topk_ids", "teacher_topk_logprob")
+    loss = {"policy": "reinforce", "distillation": {"divergence": "jsd", "alpha": 0.3, **further}}
+    available = ("teacher_topk_ids", "teacher_topk_logprob", "teacher_hidden_states")
     return PolicyObjective(LossSpec.model_validate(loss), 0.8, available)
 
 
@@ -274,18 +277,26 @@ def measure_candidates(run_engine: Callable[..., list[Any]], with_candidates: "B
 
             from dagrl.backends.base import TokenOutputs
             from dagrl.backends.megatron.engine.loss import join_replicas
+            from dagrl.data.batch import Column
 
             mine = with_candidates.take(np.arange(places[dist.get_rank()].dp, len(with_candidates), replicas))
             how = {"temperature": 0.8, "tokens_per_micro_batch": 128}
             found = engine.token_outputs(mine, TokenOutputs(6, entropy=True, square_sum=True), **how)
             given = engine.token_outputs(mine, TokenOutputs(at="teacher_topk_ids"), **how)
             found |= {f"given_{name}": column for name, column in given.items()}
-            gradients, sums = gradients_and_sums(engine, mine, over_candidates(), tokens_per_micro_batch=128)
+            # bfloat16 rounds what ranks compute in another order.
+            states = engine.token_outputs(mine, TokenOutputs(hidden=True), **how)["hidden_states"]
+            states = torch.from_numpy(states.values).view(torch.bfloat16).float()
+            found["hidden_sum"] = Column(states.sum(1).numpy() / 1000, mine["response_tokens"].offsets)
+            whole, _ = gradients_and_sums(engine, mine, distilling(over="vocabulary"), tokens_per_micro_batch=128)
+            gradients, sums = gradients_and_sums(engine, mine, distilling(), tokens_per_micro_batch=128)
+            gradients |= {f"{name} of whole distributions": gradient for name, gradient in whole.items()}
             metrics = {name: stat.mean for name, stat in join_replicas(sums).items()}
             return gradients, metrics, mine.rows, found
 
         spec.setdefault("optimizer", {"lr": 1e-3, "use_distributed_optimizer": False})
-        answers = run_engine(ranks, on_rank, model=model_of("qwen3"), parallel=parallel.model_dump(), **spec)
+        given = model_of("qwen3")
+        answers = run_engine(ranks, on_rank, model=given, teacher=given, parallel=parallel.model_dump(), **spec)
         outputs: dict[str, dict[int, np.ndarray]] = {}
         for _, _, rows, found in answers:
             for name, column in found.items():

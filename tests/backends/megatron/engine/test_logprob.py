@@ -25,7 +25,7 @@ def sample() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_two_equally_likely_tokens_have_log_half_and_entropy_log_two() -> None:
     logits = torch.tensor([[5.0, 5.0]])
-    logprob, entropy, _ = token_logprobs(
+    logprob, entropy, *_ = token_logprobs(
         logits, torch.tensor([1]), VocabColumns(logits.shape[1], temperature=0.7, vocab_size=2, with_entropy=True)
     )
     assert logprob.tolist() == pytest.approx([-math.log(2)])
@@ -38,7 +38,7 @@ def test_values_and_gradients_are_those_of_log_softmax(sample, temperature: floa
     logits, targets = sample
     up_logprob, up_entropy = torch.randn(2, 7, dtype=torch.float64)
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    logprob, entropy, _ = token_logprobs(
+    logprob, entropy, *_ = token_logprobs(
         ours,
         targets,
         VocabColumns(
@@ -59,12 +59,12 @@ def test_each_token_may_have_a_temperature_of_its_own(sample) -> None:
     how = {"width": 12, "vocab_size": 12, "with_entropy": True, "chunk_elements": 30}
     temperature = torch.linspace(0.5, 1.7, 7, dtype=torch.float64)
     ours, single = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    logprob, entropy, _ = token_logprobs(ours, targets, VocabColumns(temperature=temperature, **how))
+    logprob, entropy, *_ = token_logprobs(ours, targets, VocabColumns(temperature=temperature, **how))
     assert entropy is not None
     total = torch.zeros((), dtype=torch.float64)
     for row in range(7):
         here = slice(row, row + 1)
-        one, spread, _ = token_logprobs(
+        one, spread, *_ = token_logprobs(
             single[here], targets[here], VocabColumns(temperature=float(temperature[row]), **how)
         )
         assert spread is not None
@@ -117,7 +117,7 @@ def test_entropy_is_left_out_unless_asked_for(sample) -> None:
 
 def test_no_tokens_give_an_empty_result_with_a_gradient_of_zero(sample) -> None:
     logits = sample[0][:0].clone().requires_grad_()
-    logprob, entropy, _ = token_logprobs(
+    logprob, entropy, *_ = token_logprobs(
         logits, sample[1][:0], VocabColumns(logits.shape[1], temperature=1.0, vocab_size=12, with_entropy=True)
     )
     assert entropy is not None and logprob.shape == entropy.shape == (0,)
@@ -131,7 +131,7 @@ def test_a_vocabulary_split_over_ranks_gives_the_same_as_a_whole_one(sample, run
 
     def on_rank(rank: int) -> tuple[torch.Tensor, ...]:
         own = logits.chunk(4, dim=1)[rank].clone().requires_grad_()
-        logprob, entropy, _ = token_logprobs(
+        logprob, entropy, *_ = token_logprobs(
             own,
             targets,
             VocabColumns(
@@ -170,11 +170,11 @@ def test_logits_made_chunk_by_chunk_give_the_same_values_and_gradients(sample, c
     for fused in (True, False):
         inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
         if fused:
-            logprob, entropy, _ = linear_token_logprobs(
+            logprob, entropy, *_ = linear_token_logprobs(
                 *inputs, targets, VocabColumns(len(inputs[1]), chunk_elements=chunk_elements, **how)
             )
         else:
-            logprob, entropy, _ = token_logprobs(
+            logprob, entropy, *_ = token_logprobs(
                 inputs[0] @ inputs[1].t(), targets, VocabColumns(len(inputs[1]), **how)
             )
         (logprob.sum() + 0.5 * entropy.square().sum()).backward()

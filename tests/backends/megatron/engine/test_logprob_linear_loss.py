@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dagrl.backends.megatron.engine.logprob import linear_loss, linear_token_logprobs, token_logprobs
+from dagrl.backends.megatron.engine.teacher_divergence import Teacher
 from dagrl.backends.megatron.engine.token_statistics import TokenScores, VocabColumns
+from dagrl.config.schema.nodes.distillation import WholeDivergence
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -29,6 +31,26 @@ def given_candidates(tokens: int, vocab_size: int, count: int, seed: int = 0) ->
     return torch.randint(-1, vocab_size, (tokens, count), generator=generator) if count else None
 
 
+KINDS = {
+    "forward": WholeDivergence(0.0, False, "states"),
+    "mixed": WholeDivergence(0.3, False, "states"),
+    "reverse": WholeDivergence(1.0, False, "states"),
+    "jsd": WholeDivergence(0.3, True, "states"),
+}
+
+
+def given_teacher(
+    tokens: int, rows: int, kind: str | None, seed: int = 0
+) -> tuple[torch.Tensor, WholeDivergence] | None:
+    """A teacher's logits and its divergence."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return (torch.randn(tokens, rows, generator=generator, dtype=torch.float64), KINDS[kind]) if kind else None
+
+
+def teacher_of(given: tuple[torch.Tensor, WholeDivergence] | None, columns: slice = slice(None)) -> Teacher | None:
+    return Teacher(given[0][:, columns].__getitem__, given[1]) if given else None
+
+
 def loss_of(scores: TokenScores, factors: torch.Tensor) -> torch.Tensor:
     """Something curved, so that slopes depend on the values."""
     loss = factors[0] @ scores.logprob.exp() + factors[1] @ scores.logprob.square()
@@ -36,6 +58,8 @@ def loss_of(scores: TokenScores, factors: torch.Tensor) -> torch.Tensor:
         known = torch.where(scores.candidates.isinf(), 0.0, scores.candidates)
         weight = torch.linspace(-1, 1, known.shape[1], dtype=known.dtype)
         loss = loss + (factors[0] * (known.square() @ weight)).sum()
+    if scores.divergence is not None:
+        loss = loss + (factors[0] * scores.divergence.square()).sum() + factors[1] @ scores.divergence
     return loss if scores.entropy is None else loss + 0.5 * (factors[1] * scores.entropy).square().sum()
 
 
@@ -44,6 +68,7 @@ def in_one_pass(
     targets: torch.Tensor,
     factors: torch.Tensor,
     candidates: torch.Tensor | None = None,
+    teacher: Teacher | None = None,
     **how: Any,
 ) -> Any:
     """Scores, and the scalar that has the gradient of `loss_of`."""
@@ -54,7 +79,7 @@ def in_one_pass(
             slopes = iter(torch.autograd.grad(loss_of(asked, factors[:, part]), [x for x in asked if x is not None]))
         return TokenScores(*(None if each is None else next(slopes) for each in asked))
 
-    return linear_loss(*inputs, targets, VocabColumns(len(inputs[1]), **how), slopes_of, candidates)
+    return linear_loss(*inputs, targets, VocabColumns(len(inputs[1]), **how), slopes_of, candidates, teacher)
 
 
 @settings(deadline=None)
@@ -66,29 +91,33 @@ def in_one_pass(
     temperature=st.floats(0.4, 2),
     with_entropy=st.booleans(),
     count=st.integers(0, 5),
+    kind=st.sampled_from([None, *KINDS]),
     by_token=st.booleans(),
     scale=st.floats(-3, 3),
     seed=st.integers(0, 99),
 )
 def test_values_and_gradients_are_those_of_plain_logits(
-    tokens, vocab_size, padding, chunk_elements, temperature, with_entropy, count, by_token, scale, seed
+    tokens, vocab_size, padding, chunk_elements, temperature, with_entropy, count, kind, by_token, scale, seed
 ) -> None:
     *given, targets, factors = given_tokens(tokens, vocab_size, padding, seed)
     weight = given[1]
     heat = temperature * torch.linspace(1, 2, tokens, dtype=torch.float64) if by_token else temperature
     how = {"temperature": heat, "vocab_size": vocab_size, "with_entropy": with_entropy}
-    ids = given_candidates(tokens, vocab_size, count, seed)
+    ids = given_candidates(tokens, vocab_size, 0 if kind else count, seed)
+    teaching = given_teacher(tokens, vocab_size + padding, kind, seed)
     once, twice, whole = ([each.clone().requires_grad_() for each in given] for _ in range(3))
-    scores, carrier = in_one_pass(once, targets, factors, ids, chunk_elements=chunk_elements, **how)
+    scores, carrier = in_one_pass(
+        once, targets, factors, ids, teacher_of(teaching), chunk_elements=chunk_elements, **how
+    )
     (scale * carrier).backward()
     columns = VocabColumns(len(weight), chunk_elements=chunk_elements, **how)
-    again = linear_token_logprobs(*twice, targets, columns, ids)
+    again = linear_token_logprobs(*twice, targets, columns, ids, teacher_of(teaching))
     (scale * loss_of(again, factors)).backward()
     logits = whole[0] @ whole[1].t()
-    ready = token_logprobs(logits, targets, columns, ids)
+    ready = token_logprobs(logits, targets, columns, ids, teacher_of(teaching))
     (scale * loss_of(ready, factors)).backward()
     plain = [each.clone().requires_grad_() for each in given]
-    expected = plain_scores(plain[0] @ plain[1].t(), targets, ids, vocab_size, heat, with_entropy)
+    expected = plain_scores(plain[0] @ plain[1].t(), targets, ids, vocab_size, heat, with_entropy, teaching)
     (scale * loss_of(expected, factors)).backward()
     assert carrier.item() == 0 and not scores.logprob.requires_grad
     for found in (scores, again, ready):
@@ -108,37 +137,49 @@ def plain_scores(
     vocab_size: int,
     heat: Any,
     with_entropy: bool,
+    teaching: tuple[torch.Tensor, WholeDivergence] | None = None,
 ) -> TokenScores:
     """By autograd through the whole distribution."""
     divisor = heat[:, None] if isinstance(heat, torch.Tensor) else heat
     log_p = torch.log_softmax(logits[:, :vocab_size] / divisor, dim=-1)
     chosen = None if ids is None else torch.where(ids < 0, -torch.inf, log_p.gather(1, ids.clamp(min=0)))
     entropy = -(log_p.exp() * log_p).sum(1) if with_entropy else None
-    return TokenScores(log_p.gather(1, targets[:, None]).squeeze(1), entropy, chosen)
+    divergence = None
+    if teaching is not None:
+        log_q, kind = torch.log_softmax(teaching[0][:, :vocab_size] / divisor, dim=-1), teaching[1]
+        p, q, alpha = log_p.exp(), log_q.exp(), kind.alpha
+        if kind.is_mixture:
+            m = ((1 - alpha) * p + alpha * q).log()
+            divergence = (alpha * q * (log_q - m) + (1 - alpha) * p * (log_p - m)).sum(1)
+        else:
+            divergence = ((1 - alpha) * q * (log_q - log_p) + alpha * p * (log_p - log_q)).sum(1)
+    return TokenScores(log_p.gather(1, targets[:, None]).squeeze(1), entropy, chosen, divergence)
 
 
-def test_a_vocabulary_split_over_ranks_gives_the_same_as_a_whole_one(run_ranks) -> None:
+@pytest.mark.parametrize("kind", [None, "mixed", "jsd"])
+def test_a_vocabulary_split_over_ranks_gives_the_same_as_a_whole_one(run_ranks, kind: str | None) -> None:
     hidden, weight, targets, factors = given_tokens(7, 9, 3)
-    ids = given_candidates(7, 9, 4)
+    ids, teaching = given_candidates(7, 9, 0 if kind else 4), given_teacher(7, 12, kind)
     how: dict[str, Any] = {"temperature": 0.8, "vocab_size": 9, "with_entropy": True}
 
     def on_rank(rank: int) -> list[torch.Tensor]:
         how["group"] = torch.distributed.group.WORLD
         own = [each.clone().requires_grad_() for each in (hidden, weight.chunk(4)[rank])]
-        scores, carrier = in_one_pass(own, targets, factors, ids, chunk_elements=6, **how)
+        teacher = teacher_of(teaching, slice(3 * rank, 3 * rank + 3))
+        scores, carrier = in_one_pass(own, targets, factors, ids, teacher, chunk_elements=6, **how)
         carrier.backward()
         again = [each.clone().requires_grad_() for each in (hidden, weight.chunk(4)[rank])]
         columns = VocabColumns(3, chunk_elements=6, **how)
-        loss_of(token_logprobs(again[0] @ again[1].t(), targets, columns, ids), factors).backward()
-        return [*scores, *(each.grad for each in (*own, *again))]
+        loss_of(token_logprobs(again[0] @ again[1].t(), targets, columns, ids, teacher), factors).backward()
+        return [*(score for score in scores if score is not None), *(each.grad for each in (*own, *again))]
 
     whole = [each.clone().requires_grad_() for each in (hidden, weight)]
-    expected = plain_scores(whole[0] @ whole[1].t(), targets, ids, 9, 0.8, True)
+    expected = plain_scores(whole[0] @ whole[1].t(), targets, ids, 9, 0.8, True, teaching)
     loss_of(expected, factors).backward()
     # The last rank's three columns are all padding.
     ranks = run_ranks(4, on_rank)
     for found in ranks:
-        for one, other in zip(found[:3], expected, strict=True):
+        for one, other in zip(found[:3], (score for score in expected if score is not None), strict=True):
             torch.testing.assert_close(one, other.detach(), rtol=1e-12, atol=1e-12)
     for first in (3, 5):
         torch.testing.assert_close(sum(rank[first] for rank in ranks), whole[0].grad, rtol=1e-10, atol=1e-10)

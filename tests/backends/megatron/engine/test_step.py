@@ -82,7 +82,26 @@ DISTILLED = {
     "reverse": {"divergence": "reverse_kl", "outside": "zero"},
     "mixed": {"divergence": "mixed_kl", "alpha": 0.3},
     "jsd": {"divergence": "jsd", "outside": "renormalize", "is_clip": 1.1},
+    "whole forward": {"divergence": "forward_kl", "over": "vocabulary"},
+    "whole mixed": {"divergence": "mixed_kl", "alpha": 0.3, "over": "vocabulary"},
+    "whole jsd": {"divergence": "jsd", "over": "vocabulary", "is_clip": 1.1},
 }
+TEACHER_WIDTH = 48
+
+
+def given_teacher() -> Any:
+    """A teacher of another width."""
+    from dagrl.config.schema import ModelSpec
+
+    sizes = {"hidden_size": TEACHER_WIDTH, "num_attention_heads": 3, "num_hidden_layers": 1, "intermediate_size": 32}
+    init = {"model_type": "qwen3", "vocab_size": VOCABULARY, "head_dim": 16, "tie_word_embeddings": True, **sizes}
+    return ModelSpec.model_validate({"init": init, "tokenizer": {"kind": "characters", "alphabet": "ab"}})
+
+
+def teacher_states(tokens: int) -> np.ndarray:
+    """Hidden states that make distributions with several likely tokens, as bits of bfloat16."""
+    random = np.random.default_rng(5)
+    return torch.from_numpy(15 * random.normal(size=(tokens, TEACHER_WIDTH))).bfloat16().view(torch.int16).numpy()
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +121,16 @@ def taught(heated: Batch) -> Batch:
         "teacher_topk_logprob": logprob.astype(np.float32),
         "old_logprob": old.astype(np.float32),
     }
+    # As `op: logprob` fills in rows that it has not read: NaN.
+    states, unread = teacher_states(len(ids)), slice(int(offsets[2]), int(offsets[3]))
+    states[unread] = -1
+    columns["teacher_hidden_states"] = states
     given = {name: Column(values, offsets) for name, values in columns.items()}
     return heated.with_columns({**given, "teacher_mask": Column(mask)})
 
 
 def distilling(name: str, *, by_rows: bool = False) -> Any:
-    """An objective over the teacher's candidates alone; `by_rows` hides that it is a sum over tokens."""
+    """An objective of the teacher's distributions alone; `by_rows` hides that it is a sum over tokens."""
     from dagrl.algorithms.objective import PolicyObjective
     from dagrl.config.schema import LossSpec
 
@@ -115,7 +138,7 @@ def distilling(name: str, *, by_rows: bool = False) -> Any:
         def token_loss(self) -> None:
             return None
 
-    available = ("old_logprob", "teacher_topk_ids", "teacher_topk_logprob", "teacher_mask")
+    available = ("old_logprob", "teacher_topk_ids", "teacher_topk_logprob", "teacher_hidden_states", "teacher_mask")
     loss = LossSpec.model_validate({"policy": "none", "distillation": DISTILLED[name]})
     return (ByRows if by_rows else PolicyObjective)(loss, 0.8, available, needs_entropy=False)
 
@@ -159,6 +182,9 @@ def given_by_hugging_face(tiny_model, samples, objective, temperatures) -> dict[
     if objective.candidates:
         ids = torch.from_numpy(samples[objective.candidates].values).long()
         candidates = torch.where(ids < 0, -torch.inf, log_p.gather(1, ids.clamp(min=0)))
+    divergence = None
+    if objective.whole_divergence:
+        divergence = plain_divergence(objective.loss.distillation, log_p, samples, temperatures)
     weights, (normalizer,) = objective.token_weights(samples)
     tokens = ResponseTokens(
         logprob=logprob,
@@ -167,6 +193,7 @@ def given_by_hugging_face(tiny_model, samples, objective, temperatures) -> dict[
         columns={name: torch.from_numpy(samples[name].values) for name in objective.columns},
         row=torch.from_numpy(np.repeat(np.arange(12), samples["response_tokens"].lengths)),
         candidate_logprob=candidates,
+        divergence=divergence,
     )
     loss, _ = objective(tokens)
     loss.backward()
@@ -176,6 +203,19 @@ def given_by_hugging_face(tiny_model, samples, objective, temperatures) -> dict[
         "loss": loss.item(),
         "gradients": {name: parameter.grad.numpy() for name, parameter in model.named_parameters()},
     }
+
+
+def plain_divergence(distillation: Any, log_p: torch.Tensor, samples: Batch, temperatures: Any) -> torch.Tensor:
+    """With all tokens as candidates, and the teacher's whole output layer."""
+    from dagrl.algorithms.distillation import candidate_divergence
+    from dagrl.backends.runtime.initial_weights import weight_source
+
+    states = torch.from_numpy(samples["teacher_hidden_states"].values).view(torch.bfloat16).float().nan_to_num()
+    heat = torch.from_numpy(np.repeat(np.float32(temperatures), samples["response_tokens"].lengths))
+    teacher = states @ weight_source(given_teacher(), 3).get("model.embed_tokens.weight").t() / heat[:, None]
+    over_topk = distillation.model_copy(update={"over": "topk", "outside": "ignore"})
+    there = torch.ones_like(log_p, dtype=torch.bool)
+    return candidate_divergence(over_topk, log_p, torch.log_softmax(teacher, dim=1), there)
 
 
 def compute(engine: Any, batch: Batch, objective: Any, budget: int) -> dict[str, Any]:
@@ -196,6 +236,7 @@ def outputs_of(engine: Any, batch: Batch) -> dict[str, Any]:
         "likeliest": engine.token_outputs(batch, TokenOutputs(TOP_K, entropy=True, square_sum=True), **how),
         "all": engine.token_outputs(batch, TokenOutputs(VOCABULARY + 3), **how),
         "given": engine.token_outputs(batch, TokenOutputs(at="teacher_topk_ids", entropy=True), **how),
+        "hidden": engine.token_outputs(batch, TokenOutputs(hidden=True), **how),
         "no rows": engine.token_outputs(batch.take(np.arange(0)), TokenOutputs(TOP_K), **how),
     }
 
@@ -227,12 +268,13 @@ def computed(
             },
             "distilled by rows": {
                 name: compute(engine, rows_of_this_rank(taught), distilling(name, by_rows=True), BUDGET)
-                for name in ("reverse", "jsd")
+                for name in ("reverse", "jsd", "whole jsd")
             },
             "uneven": compute(engine, all_rows_on_the_first_rank(samples), by_rows, SMALL_BUDGET),
         }
 
-    return run_engine(world_size, on_rank, parallel=parallel, optimizer=NO_CLIP, **dict(*fields))
+    given = {"parallel": parallel, "optimizer": NO_CLIP, "teacher": given_teacher(), **dict(*fields)}
+    return run_engine(world_size, on_rank, **given)
 
 
 @pytest.mark.parametrize("what", ["logprobs", "heated logprobs"])
@@ -267,9 +309,12 @@ def test_metrics_count_each_response_token_once(computed, samples: Batch, expect
 
 @pytest.mark.parametrize(
     ("how", "name"),
-    [*(("distilled", name) for name in DISTILLED), ("distilled by rows", "reverse"), ("distilled by rows", "jsd")],
+    [
+        *(("distilled", name) for name in DISTILLED),
+        *(("distilled by rows", name) for name in ("reverse", "jsd", "whole jsd")),
+    ],
 )
-def test_divergences_over_candidates_have_the_gradient_of_whole_distributions(
+def test_divergences_have_the_gradient_of_whole_distributions(
     computed, expected_of_taught, how: str, name: str
 ) -> None:
     found, expected = computed[0][how][name], expected_of_taught[name]
@@ -281,8 +326,28 @@ def test_divergences_over_candidates_have_the_gradient_of_whole_distributions(
         assert error < 1e-5, f"{weight}: {error:.1e}"
 
 
-def test_further_outputs_are_those_of_whole_distributions(computed, taught: Batch, expected_of_taught) -> None:
+def test_a_teachers_output_layer_sleeps_with_the_students_weights(run_engine, taught: Batch) -> None:
+    def on_rank(engine: Any) -> tuple[torch.Tensor, int, torch.Tensor]:
+        weight = engine._model.teacher.weight
+        before = weight.clone()
+        engine.sleep()
+        held = weight.untyped_storage().nbytes()
+        engine.wake()
+        compute(engine, taught, distilling("whole jsd"), BUDGET)
+        return before, held, weight
+
+    ((before, held, after),) = run_engine(1, on_rank, teacher=given_teacher(), optimizer=NO_CLIP)
+    assert held == 0 and before.abs().sum() > 0
+    assert torch.equal(before, after)
+
+
+def test_further_outputs_are_those_of_whole_distributions(
+    computed, tiny_model, taught: Batch, expected_of_taught
+) -> None:
+    from dagrl.backends.runtime.initial_weights import weight_source
     from dagrl.data.batch import Column
+
+    head = weight_source(tiny_model, 3).get("lm_head.weight")
 
     offsets = taught["response_tokens"].offsets
     log_p = Column(expected_of_taught["jsd"]["distributions"].numpy(), offsets)
@@ -295,6 +360,11 @@ def test_further_outputs_are_those_of_whole_distributions(computed, taught: Batc
         assert list(likeliest) == ["logprob", "entropy", "prob_square_sum", "topk_ids", "topk_logprob"]
         np.testing.assert_allclose(likeliest["entropy"].values, entropy, rtol=0, atol=1e-5)
         np.testing.assert_allclose(outputs["given"]["entropy"].values, entropy, rtol=0, atol=1e-5)
+        states = torch.from_numpy(outputs["hidden"]["hidden_states"].values).view(torch.bfloat16).float()
+        heat = torch.from_numpy(np.repeat(mine["temperature"].values, mine["response_tokens"].lengths))
+        # Rounded to bfloat16.
+        again = torch.log_softmax(states @ head.t() / heat[:, None], dim=1)
+        torch.testing.assert_close(again, of_rank, rtol=0, atol=0.03)
         squares = of_rank.exp().square().sum(1).numpy()
         np.testing.assert_allclose(likeliest["prob_square_sum"].values, squares, rtol=0, atol=1e-5)
         for k, name in ((TOP_K, "likeliest"), (VOCABULARY, "all")):
