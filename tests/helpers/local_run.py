@@ -183,7 +183,7 @@ class _Handle:
     def submit_task(self, work: TaskWork, count_bytes: Callable[[int], None]) -> _Call:
         return _Call(self, self._work(work, columns := Ref()), columns)
 
-    async def call(self, what: str, method: Callable[..., Any], *args: Any) -> Any:
+    async def call(self, what: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         await self._run.pause()
         if method is Worker.abort:
             self._aborted.add(args[0])
