@@ -3,8 +3,8 @@
     python benchmarks/word_curriculum.py --order ORDER [--order ORDER ...] [--seed 1 --seed 2 ...] --out FOLDER
 
 The problems of data_preprocess/word_problems.py whose numbers are at most `LARGEST`, with one token for each word and
-number. SFT on their worked solutions is short, and done once in a folder. Each run then ends when the greedy answers to
-problems held out have a mean reward of 0.9, or after `--steps`.
+number. SFT on worked solutions is short, and done once in a folder. Each run then trains on other problems until the
+greedy answers to problems held out have a mean reward of 0.9, or for `--steps`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from dagrl.data.prompt_file import PromptRow, write_prompts
 
 HIGH, EVERY = 0.9, 5
 """The reward to reach, and the steps between two validations."""
-LENGTHS, LARGEST = (1, 2, 3), 20
+LENGTHS, LARGEST = (1, 2, 3), 12
 """Numbers of steps of the problems, and their largest number."""
-SFT_UNTIL, SFT_STEPS = 0.7, 600
+SFT_UNTIL, SFT_STEPS = 0.65, 600
 """SFT ends when so many of the problems held out are solved, or fails after so many steps."""
-_COUNTS = {"test": 300, "train": 3000}
+_COUNTS = {"test": 300, "train": 1920, "sft": 12000}
 _RUN_S = 900.0
 _WORD = r"\w+|[^\w\s]+"
 """A token, as `pre_tokenizers.Whitespace` splits them."""
@@ -77,13 +77,13 @@ def rows(problems: Sequence[Problem], split: str) -> Iterator[PromptRow]:
 
 
 def write_task(folder: Path) -> dict[str, Path]:
-    """The files of all training problems, of those of each length, and of those held out; and the tokenizer."""
+    """The files of the problems of SFT, of GRPO, of GRPO by length, and of those held out; and the tokenizer."""
     splits = small_problems(_COUNTS)
     parts = splits | {str(steps): [each for each in splits["train"] if each.steps == steps] for steps in LENGTHS}
     files = {name: folder / f"{name}.parquet" for name in parts}
     for name, problems in parts.items():
         write_prompts(files[name], rows(problems, name), EXTRA_INFO)
-    texts = [f"{problem.question} {problem.solution}" for problem in splits["train"] + splits["test"]]
+    texts = [f"{problem.question} {problem.solution}" for problem in splits["sft"]]
     words = sorted({word for text in texts for word in re.findall(_WORD, text)})
     backend = Tokenizer(models.WordLevel({w: n for n, w in enumerate(["<pad>", "<eos>", "<unk>", *words])}, "<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -98,11 +98,11 @@ def write_task(folder: Path) -> dict[str, Path]:
 
 
 def common(name: str, files: dict[str, Path]) -> dict[str, Any]:
-    """What SFT and GRPO share: the demo's model on these problems."""
+    """What SFT and GRPO share: these problems, and the demo's model with twice its width."""
     return {
         "name": name,
         "model": {
-            "init": {"max_position_embeddings": 128},
+            "init": {"max_position_embeddings": 128, "hidden_size": 128, "intermediate_size": 256},
             "tokenizer": str(files["tokenizer"]),
         },
         "data": {"train": str(files["train"]), "val": str(files["test"]), "max_prompt_tokens": 80},
@@ -117,7 +117,12 @@ def supervised(files: dict[str, Path]) -> dict[str, Any]:
         common("sft", files),
         {
             "extends": [str(ROOT / "dag_templates" / "sft.yaml"), str(ROOT / "dag_templates" / "tiny.yaml")],
-            "data": {"responses": ["extra_info.answer"], "max_response_tokens": 40, "prompts_per_step": 64},
+            "data": {
+                "train": str(files["sft"]),
+                "responses": ["extra_info.answer"],
+                "max_response_tokens": 40,
+                "prompts_per_step": 64,
+            },
             "engines": {"actor": {"optimizer": {"lr": 3e-3}, "lr_schedule": {"min_lr": 3e-4}}},
             "nodes": {"rollout": {"n": 1, "sampling": {"max_new_tokens": 40}}, "advantage": None},
             "run": {"steps": SFT_STEPS, "save_every": 25, "validate_every": 25, "validate_first": False},
@@ -136,8 +141,8 @@ def reinforced(order: str, seed: int, steps: int, files: dict[str, Path], weight
             "engines": {
                 "actor": {
                     "dist_checkpointing_path": str(weights),
-                    "optimizer": {"lr": 2e-4},
-                    "lr_schedule": {"min_lr": 5e-5},
+                    "optimizer": {"lr": 3e-4},
+                    "lr_schedule": {"min_lr": 1e-4},
                 }
             },
             "nodes": {"rollout": {"n": 16, "sampling": {"max_new_tokens": 40}}},
@@ -202,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--order", choices=ORDERS, action="append", required=True)
     parser.add_argument("--seed", type=int, action="append", default=None)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     met = [
