@@ -64,12 +64,12 @@ def step_of_ranks(
     return answers[0]
 
 
-def assert_same(gradients: dict[str, Any], expected: dict[str, Any]) -> None:
-    """To 1e-5 of each tensor's largest entry."""
+def assert_same(gradients: dict[str, Any], expected: dict[str, Any], bound: float = 1e-5) -> None:
+    """To `bound` of each tensor's largest entry."""
     assert gradients.keys() == expected.keys()
     for name, gradient in expected.items():
         error = float((gradients[name] - gradient).abs().max() / gradient.abs().max())
-        assert error < 1e-5, f"{name}: {error:.1e}"
+        assert error < bound, f"{name}: {error:.1e}"
 
 
 @torch.no_grad()

@@ -250,12 +250,23 @@ def test_adapters_of_latent_attention_follow_from_the_merged_model(
 def test_adapters_of_gated_attention_follow_from_the_merged_model(
     run_engine: Any, samples: "Batch", objective: WeightedLikelihood, tmp_path: Path, gated: Path
 ) -> None:
+    """Within 3e-5, because recurrent states magnify the rounding of merged weights.
+
+    All tensors differ, by 4e-6 to 1.3e-5 on one kind of CPU, and by half as much in one process.
+    """
     ranks, sizes = DENSE["tp2"]
-    follows_from_the_merged_model(ranks, sizes, gated, run_engine, samples, objective, tmp_path)
+    follows_from_the_merged_model(ranks, sizes, gated, run_engine, samples, objective, tmp_path, bound=3e-5)
 
 
 def follows_from_the_merged_model(
-    ranks: int, sizes: Any, folder: Path, run_engine: Any, rows: "Batch", objective: Any, aside: Path
+    ranks: int,
+    sizes: Any,
+    folder: Path,
+    run_engine: Any,
+    rows: "Batch",
+    objective: Any,
+    aside: Path,
+    bound: float = 1e-5,
 ) -> None:
     from safetensors.torch import save_file
     from transformers import AutoConfig
@@ -286,7 +297,7 @@ def follows_from_the_merged_model(
             by_a.append(lora.scale * values[b].T @ full[base])
             wanted[b] = lora.scale * full[base] @ a.T
         wanted |= dict.fromkeys(adapter.a.hf, torch.stack(by_a).sum(0))
-    assert_same(gradients, wanted)
+    assert_same(gradients, wanted, bound)
 
 
 @pytest.mark.parametrize(
