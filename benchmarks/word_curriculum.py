@@ -98,7 +98,7 @@ def write_task(folder: Path) -> dict[str, Path]:
 
 
 def common(name: str, files: dict[str, Path]) -> dict[str, Any]:
-    """What SFT and GRPO share: these problems, and the demo's model with twice its width."""
+    """Return the common sections of SFT and GRPO: the problems, and the demo's model with twice its width."""
     return {
         "name": name,
         "model": {

@@ -14,7 +14,7 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"
 
 
 def fingerprints(model: ModelSpec) -> dict[str, str]:
-    """What stored samples share with a run. Weights may differ, because samples have their own log-probs."""
+    """Return hashes of config and tokenizer, which stored samples and a run must share. Weights may differ."""
     return {"model": model_fingerprint(model), "tokenizer": tokenizer_fingerprint(model)}
 
 

@@ -114,7 +114,7 @@ def _validate_staleness(plan: Plan, history: History, steps: OpenSteps, version:
 def _problem_of_task(
     state: TaskState, step: int, opened: OpenStep, running: Mapping[tuple[int, str], list[Run]]
 ) -> str:
-    """What is wrong with one task of an open step; empty if nothing is."""
+    """Describe the broken invariant of a task in an open step; empty if there is none."""
     # A rollout may end after its round, whose last shard it has reported before.
     round_ = state.round_in(step)
     progress = opened.tasks[state.task.name]

@@ -129,7 +129,7 @@ def test_answers_of_tools_weigh_as_in_echo_of_prime_rl(accumulated, seed):
         }
     )
     loss, gradients, _ = accumulated([batch], ObservedObjective(POLICY, alpha))
-    # One weight for each token; each of the two parts is divided by the number of its own tokens.
+    # One weight per token: each of the two terms is divided by its number of tokens.
     turn, probability, advantage = (np.concatenate(rows) for rows in (turns, probabilities, advantages))
     slope = np.where(turn > 0, -advantage / max((turn > 0).sum(), 1), -alpha / max((turn == 0).sum(), 1))
     assert np.concatenate([gradients[row] for row in range(4)]) == pytest.approx(slope, rel=1e-6)
