@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -178,16 +179,14 @@ def test_a_number_used_again_by_another_process_is_spared(sleeper) -> None:
     assert sleeper.wait(timeout=100) == -signal.SIGKILL
 
 
-def test_descendants_of_a_number_used_again_are_spared(folder, watcher) -> None:
-    with subprocess.Popen(["bash", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        child = int(other.stdout.readline())
-        watcher.communicate(f"{folder}\n{other.pid}:1\n", timeout=100)
-        assert not folder.exists()
-        spared = running(child)
-        other.kill()
-        os.kill(child, signal.SIGKILL)
-    assert spared
+def test_descendants_of_a_number_used_again_are_spared(folder, watcher, spawned) -> None:
+    other = subprocess.Popen(["bash", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    child = int(other.stdout.readline())
+    spawned += [identity for pid in (other.pid, child) if (identity := reaper.identity(pid))]
+    watcher.communicate(f"{folder}\n{other.pid}:1\n", timeout=100)
+    assert not folder.exists()
+    assert running(child)
 
 
 def test_an_identity_is_of_the_process_and_gone_with_it(sleeper) -> None:
@@ -199,29 +198,37 @@ def test_an_identity_is_of_the_process_and_gone_with_it(sleeper) -> None:
 
 
 def test_descendants_are_all_generations_but_not_the_process_itself(spawned) -> None:
-    with subprocess.Popen(["bash", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        grandchild = int(child.stdout.readline())
-        spawned += [identity for pid in (child.pid, grandchild) if (identity := reaper.identity(pid))]
-        found = reaper.descendants(os.getpid())
-        assert {child.pid, grandchild} <= set(found)
-        assert os.getpid() not in found
-        assert reaper.descendants(child.pid) == [grandchild]
-        assert reaper.descendants(grandchild) == []
-        reaper.end(spawned)
+    child = subprocess.Popen(["bash", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    grandchild = int(child.stdout.readline())
+    spawned += [identity for pid in (child.pid, grandchild) if (identity := reaper.identity(pid))]
+    found = reaper.descendants(os.getpid())
+    assert {child.pid, grandchild} <= set(found)
+    assert os.getpid() not in found
+    assert reaper.descendants(child.pid) == [grandchild]
+    assert reaper.descendants(grandchild) == []
 
 
 def test_a_server_of_ray_that_ends_before_the_driver_is_named(folder, watcher, tmp_path) -> None:
     """A driver that cannot reach its raylet ends at once, without a word."""
+
+    def watched() -> bool:
+        names = []
+        for descriptor in Path(f"/proc/{watcher.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed by now
+                names.append(str(descriptor.readlink()))
+        return any("pidfd" in name for name in names)
+
     program = tmp_path / "raylet"
     program.symlink_to("/bin/sleep")
     with subprocess.Popen([program, "1000"]) as raylet:
         assert watcher.stdin is not None
         watcher.stdin.write(f"{folder}\n{reaper.identity(raylet.pid)}\n")
         watcher.stdin.flush()
-        opened = Path(f"/proc/{watcher.pid}/fd")
-        wait_until(lambda: any("pidfd" in str(each.readlink()) for each in opened.iterdir()), "the reaper watches it")
-        raylet.kill()
+        try:
+            wait_until(watched, "the reaper watches it")
+        finally:
+            raylet.kill()
     time.sleep(0.1)
     output, _ = watcher.communicate(timeout=100)
     assert output.startswith("dagrl run: Ray's raylet was killed") and "goes on from the last checkpoint" in output
