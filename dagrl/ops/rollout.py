@@ -183,8 +183,8 @@ def _output(
         begun = sum(response.begun for response in chosen)
         stats["rollout/begun_token_fraction"] = Stat.weighted(begun, begun + sampled)
         stats["rollout/outdated_fraction"] = Stat.of([response.outdated for response in chosen])
-    if (agent := context.rollout.agent_spec) is not None:
-        stats |= agent_stats(chosen, by_service=agent.url is not None)
+    if context.rollout.agent_spec is not None:
+        stats |= agent_stats(chosen)
         chosen = [response for response in chosen if agent_row(response).first]
     if context.rollout.multi_turn:
         stats |= turn_stats(chosen, context.rollout)

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from dagrl.environments.failures import FailureClass
 from dagrl.ops.agents.functions import FunctionProgram
 from dagrl.ops.agents.programs import ProgramError, ProgramResult
 from dagrl.plugins.custom import load_function
@@ -122,12 +123,14 @@ class _Process:
 
     # -- on the event loop
 
-    def _answer(self, number: int, reward: float | None, metrics: dict[str, float], error: str | None) -> None:
+    def _answer(
+        self, number: int, reward: float | None, metrics: dict[str, float], error: str | None, failure: FailureClass
+    ) -> None:
         future = self._waiting.get(number)
         if future is None or future.done():
             return
         if error is not None:
-            future.set_exception(ProgramError(error))
+            future.set_exception(ProgramError(error, failure=failure))
         else:
             future.set_result(ProgramResult(reward, metrics))
 
@@ -144,7 +147,8 @@ def main(descriptor: int) -> None:
     """The process in which functions run: serves the worker at the other end of a socket, in JSON, until that ends.
 
     The first message names the function. Then ``[number, url, key, row]`` runs it and ``[number]`` cancels that run;
-    the answers are ``[number, reward, metrics, error]``, with null for a reward that is not given and for no error.
+    the answers are ``[number, reward, metrics, error, failure]``, with null for a reward that is not given and for no
+    error.
     """
     connection = Connection(descriptor)
     named = json.loads(connection.recv_bytes())
@@ -155,12 +159,12 @@ def main(descriptor: int) -> None:
     runs: dict[int, asyncio.Task[None]] = {}
 
     async def run(number: int, url: str, key: str, row: Mapping[str, object]) -> None:
-        answer: list[Any] = [number, None, {}, None]
+        answer: list[Any] = [number, None, {}, None, None]
         try:
             verdict = await program.run(url, key, row)
             answer[1:3] = verdict.reward, dict(verdict.metrics)
         except ProgramError as error:
-            answer[3] = str(error)
+            answer[3:] = str(error), error.failure
         finally:
             del runs[number]
         connection.send_bytes(json.dumps(answer).encode())

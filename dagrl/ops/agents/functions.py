@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagrl.config.errors import bounded
+from dagrl.environments.failures import EnvironmentFailedError
 from dagrl.ops.agents.programs import ProgramError, ProgramResult, program_result
 from dagrl.plugins.calls import ending_children
 from dagrl.plugins.custom import raised_by
@@ -68,7 +69,8 @@ class FunctionProgram:
                 return await self._function(client, dict(row), **self._args)
         except _FAILURES as error:
             _unless_cancelled(error)
-            raise ProgramError(bounded(f"it {raised_by(self._function, error)}")) from error
+            failure = error.failure if isinstance(error, EnvironmentFailedError) else "program"
+            raise ProgramError(bounded(f"it {raised_by(self._function, error)}"), failure=failure) from error
 
     def _client(self, base_url: str, key: str) -> AsyncOpenAI:
         import httpx

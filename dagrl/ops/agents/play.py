@@ -164,7 +164,8 @@ class AgentRollouts:
 
     def _rows_of(self, event: _Ended) -> Iterator[tuple[int, Response]]:
         trajectory, spec, context = event.trajectory, self._setup.spec, self.context
-        if trajectory.error is not None and spec.on_error == "stop":
+        treatment = spec.treatment_of(trajectory.error.failure) if trajectory.error is not None else "mask"
+        if treatment == "stop":
             raise AgentFailedError(
                 f"the agent `{spec.shown}` failed for sample {self.batch.rows[event.row]}: {trajectory.error}; "
                 "`on_error: mask` would leave the sample out"
@@ -175,7 +176,7 @@ class AgentRollouts:
             self.requests[event.row].prompt,
             context.sequences,
             version=context.generator.policy_version,
-            zero=spec.on_error == "zero",
+            zero=treatment == "zero",
             begun=self._agents[event.row].begun,
             images=self._images[event.row].seen,
         )

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from dagrl.config.errors import in_one_line
 from dagrl.config.schema import AgentSpec
+from dagrl.environments.failures import FailureClass
 from dagrl.log_ends import LOOK_EVERY_S, LogEnds
 from dagrl.redact import hiding
 from dagrl.rewards.sandbox import runner as sandbox
@@ -50,13 +51,9 @@ class Unscored:
 class ProgramError(RuntimeError):
     """A program failed for a trajectory."""
 
-    def __init__(self, message: str, output: str = "") -> None:
+    def __init__(self, message: str, output: str = "", failure: FailureClass = "program") -> None:
         super().__init__(message)
-        self.output = output
-
-
-class ServiceFailedError(ProgramError):
-    """The service that runs a program has not answered."""
+        self.output, self.failure = output, failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +66,6 @@ class ProgramResult:
     """The end of its printed output."""
     state: object = None
     """The state to score, if the reward is given when the whole group has ended."""
-    unanswered: bool = False
-    """Whether the program failed because its service has not answered."""
 
 
 class Program(Protocol):
@@ -173,7 +168,9 @@ class SandboxedProgram:
         )
         ended = await asyncio.get_running_loop().run_in_executor(self._threads, run)
         said = self._hide((ended.stdout + ended.stderr)[-OUTPUT_BYTES:])
-        if ended.outcome in (sandbox.Outcome.TIMED_OUT, sandbox.Outcome.TOO_MUCH):
+        if ended.outcome is sandbox.Outcome.TIMED_OUT:
+            raise ProgramError(f"it {ended.outcome.value}", said, "timeout")
+        if ended.outcome is sandbox.Outcome.TOO_MUCH:
             raise ProgramError(f"it {ended.outcome.value}", said)
         return _process_result(ended.exit_status, said, ended.kept)
 
@@ -197,15 +194,17 @@ class ServiceProgram:
             async with self._client.post(self._url, json=task, headers={"Accept-Encoding": "identity"}) as answer:
                 body = await _read(answer)
         except AnswerError as error:
-            raise ProgramError(f"it {error}") from error
+            raise ProgramError(f"it {error}", failure="network") from error
         except aiohttp.ClientError as error:
-            raise ServiceFailedError(f"it cannot be reached: {_shown(str(error), key)}") from error
+            raise ProgramError(f"it cannot be reached: {_shown(str(error), key)}", failure="network") from error
         if not 200 <= answer.status < 300:
-            raise ServiceFailedError(f"it answered {answer.status}: {_shown(body, key)}")
+            raise ProgramError(f"it answered {answer.status}: {_shown(body, key)}", failure="network")
         try:
             return program_result(json.loads(body) if body.strip() else None)
         except (ValueError, RecursionError) as error:
-            raise ProgramError(f"it answered in another form than JSON: {_shown(body, key)}") from error
+            raise ProgramError(
+                f"it answered in another form than JSON: {_shown(body, key)}", failure="network"
+            ) from error
 
 
 def _shown(said: str, key: str) -> str:
@@ -215,12 +214,12 @@ def _shown(said: str, key: str) -> str:
 async def _read(answer: aiohttp.ClientResponse) -> str:
     encoding = answer.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
-        raise ProgramError(f"it answered in the encoding {encoding[:40]!r}, which was not asked for")
+        raise ProgramError(f"it answered in the encoding {encoding[:40]!r}, which was not asked for", failure="network")
     body = bytearray()
     async for part in answer.content.iter_any():
         body += part
         if len(body) > _RESULT_BYTES:
-            raise ProgramError(f"it answered with more than {_RESULT_BYTES >> 20} MiB")
+            raise ProgramError(f"it answered with more than {_RESULT_BYTES >> 20} MiB", failure="network")
     return body.decode(errors="replace")
 
 

@@ -14,6 +14,7 @@ from dagrl.backends.base import not_sampled
 from dagrl.data.batch import Column
 from dagrl.data.image_column import shared_image_columns
 from dagrl.data.stats import Stat
+from dagrl.environments.failures import FAILURE_CLASSES
 from dagrl.model_files.images import thumbnail
 from dagrl.ops.agents.programs import ProgramError, ProgramResult
 from dagrl.ops.agents.tree import SampledSequence, SeenImage, TrajectoryTree
@@ -30,7 +31,7 @@ class Trajectory:
 
     tree: TrajectoryTree
     verdict: ProgramResult
-    error: str | None
+    error: ProgramError | None
     """Why the program failed; None if it did not."""
     refused: str | None
     """``length`` or ``turns`` if a request was refused for that limit."""
@@ -77,9 +78,9 @@ async def scored(ended: Mapping[int, Trajectory], score: ScoreGroup, timeout_s: 
         async with asyncio.timeout(timeout_s):
             verdicts = await score([trajectory.verdict.state for trajectory in waiting.values()])
     except TimeoutError:
-        failure = f"scoring its group took longer than timeout_s, {timeout_s:g} s"
+        failure = ProgramError(f"scoring its group took longer than timeout_s, {timeout_s:g} s", failure="grader")
     except ProgramError as error:
-        failure = str(error)
+        failure = ProgramError(str(error), failure="grader")
     if failure is not None:
         return trajectories | {
             row: replace(trajectory, verdict=ProgramResult(), error=failure) for row, trajectory in waiting.items()
@@ -94,7 +95,7 @@ def responses_of(
     rows: int,
     *,
     version: int,
-    zero: bool,
+    zero: bool = False,
     begun: int = 0,
     images: tuple[SeenImage, ...] = (),
 ) -> list[Response]:
@@ -160,20 +161,23 @@ def agent_columns_of(responses: Sequence[Response], *, several: bool, has_images
     return columns
 
 
-def agent_stats(responses: Sequence[Response], *, by_service: bool) -> dict[str, Stat]:
-    """Statistics of agents, which a service runs, or this worker."""
+def agent_stats(responses: Sequence[Response]) -> dict[str, Stat]:
+    """Statistics of agents."""
     rows = [row for row in map(agent_row, responses) if row.first]
     trajectories = [row.trajectory for row in rows]
+    failures = [
+        trajectory.error.failure if trajectory.error and trajectory.failed else None for trajectory in trajectories
+    ]
     stats = {
         "agent/failed_fraction": Stat.of([trajectory.failed for trajectory in trajectories]),
+        **{f"agent/failed/{each}": Stat.of([found == each for found in failures]) for each in FAILURE_CLASSES},
+        # Failures of the infrastructure: an error of the program itself is the user's to mend.
+        "failed/agent": Stat.of([found not in (None, "program") for found in failures]),
         "agent/retries": Stat.of([trajectory.retries for trajectory in trajectories]),
         "agent/requests": Stat.of([len(trajectory.tree.exchanges) for trajectory in trajectories]),
         "agent/dropped_token_fraction": Stat.of([row.dropped for row in rows]),
         "agent/seconds": Stat.of([trajectory.seconds for trajectory in trajectories]),
     }
-    if by_service:
-        lost = [trajectory.failed and trajectory.verdict.unanswered for trajectory in trajectories]
-        stats["failed/agent"] = Stat.of(lost)
     names = dict.fromkeys(name for trajectory in trajectories for name in trajectory.verdict.metrics)
     for name in names:
         values = [trajectory.verdict.metrics[name] for trajectory in trajectories if name in trajectory.verdict.metrics]

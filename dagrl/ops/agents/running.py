@@ -7,6 +7,7 @@ wait, and a later call answers them, by newer weights. All methods run on the en
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
-from dagrl.ops.agents.programs import ProgramError, ProgramResult, ServiceFailedError
+from dagrl.environments.failures import FailureClass
+from dagrl.ops.agents.programs import ProgramError, ProgramResult
 from dagrl.ops.agents.rows import Trajectory
 from dagrl.ops.agents.session import Ask, Session
 from dagrl.ops.agents.setup import AgentSetup
@@ -23,6 +25,9 @@ from dagrl.ops.response import ABORTED
 
 if TYPE_CHECKING:
     from dagrl.ops.agents.play import AgentRollouts
+
+_LONGEST_PAUSE_S = 30.0
+"""Longest pause before a retry; pauses begin with a second, and double."""
 
 
 def _now() -> float:
@@ -247,15 +252,18 @@ class Agent:
             self._call.ended(self._row, self._trajectory)
 
     async def _played(self) -> Trajectory:
-        spec, attempts = self.setup.spec, 1
+        spec, retries = self.setup.spec, Counter[FailureClass]()
         session, verdict, error = await self._attempt()
-        while error is not None and not session.refused and attempts <= spec.retries:
-            attempts += 1
+        while error is not None and not session.refused and retries[error.failure] < spec.retries_of(error.failure):
+            if error.failure != "program":
+                # What has failed may need time to recover.
+                await asyncio.sleep(min(2.0 ** retries[error.failure], _LONGEST_PAUSE_S))
+            retries[error.failure] += 1
             self._retried += session.tree.sampled_tokens()
             session, verdict, error = await self._attempt()
-        return Trajectory(session.tree, verdict, error, session.refused, attempts - 1, self._clock.seconds)
+        return Trajectory(session.tree, verdict, error, session.refused, retries.total(), self._clock.seconds)
 
-    async def _attempt(self) -> tuple[Session, ProgramResult, str | None]:
+    async def _attempt(self) -> tuple[Session, ProgramResult, ProgramError | None]:
         """The session, the program's verdict, and the reason if it failed."""
         setup, gateway = self.setup, self.setup.gateway
         session = self._session = self.new_session(self._ask)
@@ -266,12 +274,12 @@ class Agent:
             async with self._clock:
                 verdict = await setup.program.run(gateway.url, session.key, self.task)
         except TimeoutError:
-            return session, ProgramResult(), f"it took longer than timeout_s, {setup.spec.timeout_s:g} s"
+            message = f"it took longer than timeout_s, {setup.spec.timeout_s:g} s"
+            return session, ProgramResult(), ProgramError(message, failure="timeout")
         except ProgramError as error:
-            unanswered = isinstance(error, ServiceFailedError)
-            return session, ProgramResult(output=error.output, unanswered=unanswered), str(error)
+            return session, ProgramResult(output=error.output), error
         finally:
             gateway.remove(session)
         if verdict.reward is None and verdict.state is None and setup.needs_reward:
-            return session, verdict, "it gave no reward, which `fn: agent` takes"
+            return session, verdict, ProgramError("it gave no reward, which `fn: agent` takes")
         return session, verdict, None

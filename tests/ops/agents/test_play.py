@@ -50,6 +50,7 @@ MODEL = ModelSpec(
 PROMPTS = ("1+1=", "1+1=", "2+3=", "2+3=", "10+7=", "10+7=", "4+4=", "4+4=")
 AGENTS = """
 import asyncio, uuid
+from dagrl.environments.failures import EnvironmentFailedError
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -94,6 +95,17 @@ async def second_time(client, row):
         mark(f"tried {row['sample_id']}")
         raise ConnectionError("not yet")
     return reward
+
+async def never_starts(client, row):
+    await once(client, row)
+    raise EnvironmentFailedError("start", "no room")
+
+async def starts_late(client, row):
+    tried = marks(f"start {row['sample_id']}")
+    mark(f"start {row['sample_id']}")
+    if tried:
+        raise ConnectionError("not yet")
+    await never_starts(client, row)
 
 async def silent(client, row):
     await once(client, row)
@@ -290,6 +302,21 @@ def test_a_failed_agent_is_run_again_with_the_same_draws(play) -> None:
     counts = output.counts
     assert (counts["sampled"] - counts["retried"]).tolist() == counts["held"].tolist()
     assert counts["retried"].min() > 0 and not counts["agent_failed"].any()
+
+
+def test_failures_are_retried_and_treated_by_their_class(play) -> None:
+    (output,) = play({"function": "bots:starts_late", "retries": {"start": 1}}, prompts=PROMPTS[:2])
+    assert output.stats["agent/retries"].mean == 1, "the second attempt fails in its program, which is not retried"
+    assert output.stats["agent/failed/program"].mean == output.stats["agent/failed_fraction"].mean == 1
+    assert output.stats["failed/agent"].mean == output.stats["agent/failed/start"].mean == 0
+    never = {"function": "bots:never_starts", "retries": {"program": 9}}
+    (output,) = play(never, prompts=PROMPTS[:2])
+    assert output.stats["failed/agent"].mean == output.stats["agent/failed/start"].mean == 1
+    assert together([output])["excluded"].values.all() and output.stats["agent/retries"].mean == 0
+    with pytest.raises(AgentFailedError, match=r"bots:never_starts.*no room"):
+        play({**never, "on_error": {"start": "stop"}}, prompts=PROMPTS[:2])
+    zero = together(play({**never, "on_error": {"start": "zero", "program": "stop"}}, prompts=PROMPTS[:2]))
+    assert (zero["agent_reward"].values == 0).all() and not zero["excluded"].values.any()
 
 
 def test_a_reward_that_a_node_takes_must_be_given(play) -> None:

@@ -21,6 +21,7 @@ from dagrl.config.schema.section import (
     Section,
     Tokens,
 )
+from dagrl.environments.failures import FailureClass
 
 AGENT_COLUMNS = ("excluded", "agent_reward", "agent_output", "trajectory_share")
 """Columns of a rollout with an agent, beside the columns of turns; the last one only with several rows of a
@@ -48,6 +49,10 @@ class McpServerSpec(Section):
     """A server that is running already, over streamable HTTP."""
     tools: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Names of the offered tools. Default: all tools of the server."""
+
+
+_Retries = Annotated[int, Field(ge=0, le=100)]
+_Treatment = Literal["mask", "zero", "stop"]
 
 
 class AgentSpec(Section):
@@ -82,12 +87,20 @@ class AgentSpec(Section):
     concurrency: Concurrency | None = None
     """Programs at a time, on each worker that samples; there may be more than the engine's concurrent requests.
     Default: 1024, or 128 if each is a process."""
-    retries: Annotated[int, Field(ge=0, le=100)] = 0
-    """Retries of a program that fails, with the same random draws of the policy."""
-    on_error: Literal["mask", "zero", "stop"] = "mask"
-    """If all retries fail: exclude the sample from losses and baselines, give it the reward 0, or stop the run."""
+    retries: _Retries | dict[FailureClass, _Retries] = 0
+    """Retries of a program that fails, with the same random draws of the policy; also for some classes of failures
+    alone, for example ``{network: 5, start: 3}``."""
+    on_error: _Treatment | dict[FailureClass, _Treatment] = "mask"
+    """If all retries fail: exclude the sample from losses and baselines, give it the reward 0, or stop the run. Also
+    by classes of failures, for example ``{program: zero, grader: stop}``; the others have the default."""
     sequences: Annotated[int, Field(ge=1, le=64)] = 1
     """Most rows of a trajectory: conversations that do not continue each other are separate rows in training."""
+
+    def retries_of(self, failure: FailureClass) -> int:
+        return self.retries.get(failure, 0) if isinstance(self.retries, dict) else self.retries
+
+    def treatment_of(self, failure: FailureClass) -> _Treatment:
+        return self.on_error.get(failure, "mask") if isinstance(self.on_error, dict) else self.on_error
 
     @property
     def max_running(self) -> int:
