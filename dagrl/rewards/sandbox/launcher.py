@@ -48,7 +48,7 @@ def main() -> None:
     os.set_inheritable(order["status_fd"], False)
     try:
         program = ctypes.create_string_buffer(os.fsencode(order["command"][0]))
-        _confine(order, program)
+        confine(order, program)
         os.write(order["status_fd"], READY)
         _execute(program, order["command"], order["environment"])
     except OSError as error:
@@ -68,8 +68,11 @@ def _pointers(texts: list[bytes]) -> object:
     return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
 
 
-def _confine(order: dict[str, Any], program: Any) -> None:
-    """Apply all restrictions. Raises OSError with an explanation if the kernel does not support one."""
+def confine(order: dict[str, Any], program: Any = None) -> None:
+    """Apply all restrictions. Raises OSError with an explanation if the kernel does not support one.
+
+    `program` is the memory with the name of the only program that it may execute, if the order has ``forks``.
+    """
     _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "cannot tie the process to its parent")
     if os.getppid() != order["parent"]:
         os._exit(1)
@@ -81,7 +84,9 @@ def _confine(order: dict[str, Any], program: Any) -> None:
     _drop_capabilities()
     _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "the kernel has no no_new_privs")
     if order["readable"] is not None:
-        _hide_files(order["readable"], order.get("visible", []), order["writable"], order["port"])
+        _hide_files(
+            order["readable"], order.get("visible", []), order["writable"], order["port"], order.get("owned", [])
+        )
     if order["forks"]:
         _filter_calls(_only_program(ctypes.addressof(program)))
     _filter_calls(bytes.fromhex(order["filter"]))
@@ -114,11 +119,13 @@ def _drop_capabilities() -> None:
     _check(_LIBC.syscall(_SYS_CAPSET[os.uname().machine], header, bytes(24)), "cannot drop capabilities")
 
 
-def _hide_files(readable: list[str], visible: list[str], writable: list[str], port: int | None) -> None:
+def _hide_files(
+    readable: list[str], visible: list[str], writable: list[str], port: int | None, owned: list[str]
+) -> None:
     """Allow access to these paths only, and TCP connections to `port` only, if it is given.
 
     Readable files can be executed, visible ones only read. In writable folders, the process can create files, but no
-    folders or links.
+    folders or links. In owned folders, it can do everything.
     """
     version = _LIBC.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION_FLAG)
     _check(version, "the kernel has no Landlock, which hides the user's files; `hide_files: false` does without")
@@ -130,7 +137,7 @@ def _hide_files(readable: list[str], visible: list[str], writable: list[str], po
     _check(ruleset, "cannot make rules for Landlock")
     reads = _EXECUTE | _READ_FILE | _READ_DIR
     writes = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | _REMOVE_FILE | _MAKE_REGULAR
-    for paths, rights in ((readable, reads), (visible, reads & ~_EXECUTE), (writable, writes)):
+    for paths, rights in ((readable, reads), (visible, reads & ~_EXECUTE), (writable, writes), (owned, known)):
         for path in paths:
             _allow(ruleset, path, rights & known)
     if port is not None:

@@ -46,7 +46,7 @@ _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 """Errors that /proc raises for a process that has just ended; users other than root get PermissionError."""
 _START_TIMEOUT_S = 60.0
 _LAUNCHER = Path(__file__).with_name("launcher.py")
-_SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf")
+SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf")
 _TIME_ZONES = ("/usr/share/zoneinfo", "/etc/localtime")
 _PYTHON_ENVIRONMENT = {
     "PATH": "",
@@ -126,7 +126,7 @@ def run(
     def order(folder: Path) -> dict[str, Any]:
         return {
             "limits": _limits(timeout_s, memory_mib, file_mib),
-            "readable": _readable() if hide_files else None,
+            "readable": python_paths() if hide_files else None,
             "writable": [str(folder), "/dev/null"],
             "port": connects_to,
             "forks": False,
@@ -160,7 +160,7 @@ def run_bash(
         raise OSError("there is no bash on this machine")
     order = {
         "limits": _limits(timeout_s, memory_mib, file_mib),
-        "readable": [bash, os.path.realpath(bash), *_SYSTEM, "/dev/null"],
+        "readable": [bash, os.path.realpath(bash), *SYSTEM, "/dev/null"],
         "visible": [*visible],
         "writable": ["/dev/null"],
         "port": None,
@@ -375,7 +375,7 @@ def _outcome(exit_status: int, output_is_full: bool) -> Outcome:
 
 
 @cache
-def _readable() -> list[str]:
+def python_paths() -> list[str]:
     """Paths that Python needs: itself, its packages, the system's libraries."""
     paths = sysconfig.get_paths()
     own = [
@@ -383,4 +383,4 @@ def _readable() -> list[str]:
         *(sys.executable, os.path.realpath(sys.executable), f"{sys.prefix}/pyvenv.cfg"),
         *(f"{prefix}/{folder}" for prefix in (sys.prefix, sys.base_prefix) for folder in ("lib", "lib64")),
     ]
-    return sorted({*own, *_SYSTEM, *_TIME_ZONES, *_DEVICES})
+    return sorted({*own, *SYSTEM, *_TIME_ZONES, *_DEVICES})

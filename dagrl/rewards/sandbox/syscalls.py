@@ -60,6 +60,8 @@ CHANGES_NAMES: dict[str, Numbers] = {
 """Calls that create, rename and remove files. Forbidden without Landlock, which otherwise restricts the folder."""
 CHANGES_GROUPS: dict[str, Numbers] = {"setpgid": (109, 154), "setsid": (112, 157)}
 """Calls that leave a process group. Forbidden to processes with children: the group is killed at the end."""
+_OF_PROGRAMS = ("fork", "vfork", "symlink", "symlinkat")
+"""Forbidden calls that programs need. Landlock restricts the links."""
 
 
 _FIRST_COMMON = 424
@@ -115,11 +117,14 @@ _MACHINES = {
 }
 
 
-def filter_program(machine: str, *, write_files: bool, connects: bool = False, forks: bool = False) -> bytes:
+def filter_program(
+    machine: str, *, write_files: bool, connects: bool = False, forks: bool = False, programs: bool = False
+) -> bytes:
     """The filter for a `machine`, as ``platform.machine()`` names it: an array of ``struct sock_filter``.
 
     Without `write_files`, no file can be opened for writing, created or removed. With `connects`, TCP connections can
-    be opened, to ports that Landlock allows. With `forks`, it can start processes in its own process group.
+    be opened, to ports that Landlock allows. With `forks`, it can start processes in its own process group; with
+    `programs`, these may be any that Landlock allows.
     Raises OSError for an unknown machine.
     """
     if machine not in _MACHINES:
@@ -138,7 +143,8 @@ def filter_program(machine: str, *, write_files: bool, connects: bool = False, f
     forbidden = FORBIDDEN | ({} if write_files else CHANGES_NAMES) | (CHANGES_GROUPS if forks else {})
     for name, numbers in forbidden.items():
         number = numbers[known.place]
-        if number is not None and not (connects and name in ("socket", "connect")):
+        allowed = (connects and name in ("socket", "connect")) or (programs and name in _OF_PROGRAMS)
+        if number is not None and not allowed:
             code += _when(_JUMP_EQUAL, number, _refuse(errno.EPERM))
     for number, argument, rule in _by_argument(known, write_files, forks):
         code += _when(_JUMP_EQUAL, number, [*_load(_ARGUMENTS_AT + 8 * argument), *rule])

@@ -398,7 +398,7 @@ class TestWithoutLandlock:
 
 
 def test_a_process_that_cannot_be_confined_runs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("dagrl.rewards.sandbox.runner._readable", lambda: [f"{tmp_path}\0"])
+    monkeypatch.setattr("dagrl.rewards.sandbox.runner.python_paths", lambda: [f"{tmp_path}\0"])
     with pytest.raises(OSError, match="code cannot be confined on this machine: "):
         run("print('DONE')")
 
