@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from dagrl.cli import completion
+from dagrl.cli.data_environment import data_environment
 from dagrl.cli.data_stats import data_stats
 from dagrl.cli.parameters import AsJson, print_json
 from dagrl.config.errors import suggest
@@ -27,7 +28,7 @@ def data(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Write the prompt files of a known data set, list those that have a script, or show statistics of files.
+    """Write the prompt files of a known data set or an environment, list the former, or show statistics of files.
 
     Examples:
         dagrl data
@@ -36,6 +37,7 @@ def data(
         dagrl data gsm8k --help
         dagrl data stats data/gsm8k/train.parquet --val data/gsm8k/test.parquet
         dagrl data stats --help
+        dagrl data environment --help
     """
     names = data_script_names()
     if name is None:
@@ -48,6 +50,8 @@ def data(
     if name == "stats":
         # Options before the word belong to it, too.
         return data_stats([*(arguments or []), *(["--json"] if as_json else [])])
+    if name == "environment":
+        return data_environment(arguments or [])
     if name not in names:
         raise typer.BadParameter(f"there is no script for the data set `{name}`; {suggest(name, names)}")
     script = DATA_SCRIPTS / f"{name}.py"

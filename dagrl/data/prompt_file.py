@@ -65,7 +65,7 @@ def write_prompts(
         }
     )
     written = 0
-    with _replacing(path) as aside, pq.ParquetWriter(aside, schema) as writer:
+    with replacing(path) as aside, pq.ParquetWriter(aside, schema) as writer:
         for group in batched(rows, rows_per_group):
             writer.write_table(pa.Table.from_pylist([_record(row) for row in group], schema))
             written += len(group)
@@ -84,7 +84,7 @@ def _record(row: PromptRow) -> dict[str, object]:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, which replaces it at the end and is removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.unfinished")

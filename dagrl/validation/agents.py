@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from dagrl.config.errors import Place, listed, removal
 from dagrl.config.loading.positions import Findings
 from dagrl.config.schema import AgentSpec, Pipeline, RolloutNode
-from dagrl.plugins.agent import agent_problem
-from dagrl.plugins.custom import importable_from
+from dagrl.plugins.agent import NamedAgent
+from dagrl.plugins.agent_python import problem_in
+from dagrl.plugins.custom import UserFunction
 from dagrl.plugins.isolation import ask
 
 PYTHON = "python"
 """In place of a program: the Python of the worker."""
-_KINDS = ("function", "verifiers", "command", "url")
+_KINDS = ("function", "environment", "command", "url")
 
 
 def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Path, findings: Findings) -> None:
@@ -29,8 +29,9 @@ def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Pat
         message = f"it has {listed(given) if given else 'no program'}; give it one of {', '.join(_KINDS)}"
         findings.error(place, message, "agent-without-program")
         return
-    if spec.args and given[0] not in ("function", "verifiers"):
-        findings.superfluous((*place, "args"), "has no effect without `function` or `verifiers`")
+    for key in ("args", "python"):
+        if getattr(spec, key) and given[0] not in ("function", "environment"):
+            findings.superfluous((*place, key), "has no effect without `function` or `environment`")
     for section, sampling in pipeline.samplings(name).items():
         if sampling.stop:
             findings.superfluous((*section, "stop"), "the agent names stop strings in its requests")
@@ -44,16 +45,10 @@ def check_agent_of(pipeline: Pipeline, name: str, node: RolloutNode, folder: Pat
 
 
 def _check_program(spec: AgentSpec, place: Place, folder: Path, findings: Findings) -> None:
-    if spec.function is not None:
-        try:
-            problem = ask(spec.function, agent_problem, spec.function, spec.args, folder=folder)
-        except ValueError as error:
-            problem = None, str(error)
-        if problem:
+    if spec.function is not None or spec.environment is not None:
+        if problem := _problem_of(spec, folder):
             key, message = problem
             findings.error((*place, key) if key else place, message, "invalid-agent")
-    elif spec.verifiers is not None:
-        _check_environment(spec.verifiers, (*place, "verifiers"), folder, findings)
     elif spec.command is not None and spec.sandbox:
         file = folder / spec.command[1] if spec.command[0] == PYTHON and len(spec.command) > 1 else None
         if file is None or not file.is_file():
@@ -65,16 +60,18 @@ def _check_program(spec: AgentSpec, place: Place, folder: Path, findings: Findin
             findings.error((*place, "command"), no_program(program, folder), "invalid-agent")
 
 
-def _check_environment(name: str, place: Place, folder: Path, findings: Findings) -> None:
-    """Environments of verifiers are not loaded, because that may take long."""
-    if find_spec("verifiers") is None:
-        findings.error(place, "needs the package verifiers; pip install 'dagrl[verifiers]'", "missing-package")
-        return
-    module = name.replace("-", "_")
-    with importable_from(folder):
-        if find_spec(module) is None:
-            message = f"there is no module `{module}`; install the environment, or put {module}.py into {folder}"
-            findings.error(place, message, "invalid-agent")
+def _problem_of(spec: AgentSpec, folder: Path) -> tuple[str | None, str] | None:
+    agent = NamedAgent.of(spec, folder)
+    if spec.python is not None:
+        return problem_in(spec.python, agent)
+    try:
+        return ask(agent.place, _problem, agent, folder=folder)
+    except ValueError as error:
+        return None, str(error)
+
+
+def _problem(loaded: UserFunction, agent: NamedAgent) -> tuple[str | None, str] | None:
+    return agent.problem_of(loaded)
 
 
 def no_program(program: str, folder: Path) -> str:

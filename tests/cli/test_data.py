@@ -1,7 +1,9 @@
 """`dagrl data`: the scripts of data_preprocess/ as a command."""
 
 import json
+import sys
 
+import pyarrow.parquet as pq
 import pytest
 
 from dagrl.cli import main
@@ -53,3 +55,46 @@ def test_validation_prompts_of_a_folder_are_those_of_its_test_split(tmp_path, ca
     values = json.loads(capsys.readouterr().out)
     assert (values["train"][0]["rows"], values["val"][0]["rows"]) == (2, 3)
     assert values["val"][0]["also_in_train"] == {"rows": 1, "places": [f"{folder}/test.jsonl:1"]}
+
+
+ENVIRONMENT = """
+class Sums:
+    def __init__(self, most):
+        self.most = most
+
+    async def solve(self, client, row): ...
+
+    def rows(self):
+        print("noise")
+        for number in range(self.most):
+            prompt = [{"role": "user", "content": f"{number}+1="}]
+            yield {"prompt": prompt, "answer": number + 1, "data_source": "sums", "extra_info": {"number": number}}
+"""
+
+
+def test_the_tasks_of_an_environment_become_a_data_file(tmp_path, capsys, monkeypatch):
+    (tmp_path / "sums.py").write_text(ENVIRONMENT)
+    monkeypatch.chdir(tmp_path)
+    call = ["data", "environment", "sums:Sums", "--python", sys.executable, "--out", "data/sums.parquet", "--args"]
+    assert main([*call, '{"most": 2}']) == 0
+    assert capsys.readouterr().out == "data/sums.parquet: 2 rows\n"
+    _, second = pq.read_table("data/sums.parquet").to_pylist()
+    assert second == {
+        "data_source": "sums",
+        "prompt": [{"content": "1+1=", "role": "user"}],
+        "ability": "environment",
+        "reward_model": {"ground_truth": "2", "style": "rule"},
+        "extra_info": {"number": 1},
+    }
+    for args, said in (
+        ("3", "--args is not an object: 3; "),
+        ("{", "--args is not JSON"),
+        ('{"most": 0}', "the environment has no tasks; "),
+        (
+            '{"least": 0}',
+            "cannot run sums:Sums: TypeError: Sums.__init__() got an unexpected keyword argument 'least'; ",
+        ),
+    ):
+        assert main([*call, args]) == 2
+        (sentence,) = capsys.readouterr().err.splitlines()
+        assert said in sentence

@@ -160,7 +160,7 @@ import asyncio
 from dagrl.ops.agents.functions import FunctionProgram
 async def forks(client, row):
     os.fork()
-asyncio.run(FunctionProgram(forks, "m:forks", {}).run("http://127.0.0.1:1/v1", "key", {}))
+asyncio.run(FunctionProgram(forks, {}).run("http://127.0.0.1:1/v1", "key", {}))
 """,
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from dagrl.validation import check_file
@@ -13,9 +15,17 @@ async def solve(client, row, *, depth=1): ...
 def blocks(client, row): ...
 
 async def alone(): ...
+
+class Words:
+    def __init__(self, depth=1): ...
+
+    async def solve(self, client, row): ...
+
+class Rare(Words):
+    requires = ("rare_package",)
 """
 CASES = {
-    "no program": ("agent: {timeout_s: 3}", "agent", "agent-without-program", "function, verifiers, command, url"),
+    "no program": ("agent: {timeout_s: 3}", "agent", "agent-without-program", "function, environment, command, url"),
     "two programs": ("agent: {command: [python], url: 'http://x'}", "agent", "agent-without-program"),
     "no such module": ("agent: 'nowhere:solve'", "agent", "invalid-agent", "nowhere"),
     "no such function": ("agent: 'own:solved'", "agent", "invalid-agent", "solve"),
@@ -40,12 +50,43 @@ CASES = {
         "invalid-agent",
     ),
     "not for functions": ("agent: {function: 'own:solve', env: {A: '1'}}", "agent.env", "option-without-effect"),
-    "no such environment": ("agent: {verifiers: wordle-env}", "agent.verifiers", "invalid-agent", "wordle_env.py"),
+    "no such environment": ("agent: {environment: wordle}", "agent", "invalid-agent", "no environment `wordle`"),
+    "no class": ("agent: {environment: 'own:solve'}", "agent", "invalid-agent", "async def solve"),
+    "wrong arguments of it": (
+        "agent: {environment: 'own:Words', args: {deep: 1}}",
+        "agent.args",
+        "invalid-agent",
+        "deep",
+    ),
+    "a package is missing": (
+        "agent: {environment: 'own:Rare'}",
+        "agent.python",
+        "invalid-agent",
+        "lacks `rare_package`",
+    ),
+    "no such Python": (
+        "agent: {environment: 'own:Words', python: envs/bin/python}",
+        "agent.python",
+        "invalid-agent",
+        "envs/bin/python does not exist",
+    ),
+    "a folder for a Python": (
+        "agent: {function: 'own:solve', python: .}",
+        "agent.python",
+        "invalid-agent",
+        "is a folder; name its Python",
+    ),
+    "no Python": (
+        "agent: {function: 'own:solve', python: not_python}",
+        "agent.python",
+        "invalid-agent",
+        "not_python cannot run own:solve: I am no Python",
+    ),
     "no arguments of services": (
         "agent: {url: 'http://x', args: {a: 1}}",
         "agent.args",
         "option-without-effect",
-        "`function` or `verifiers`",
+        "`function` or `environment`",
     ),
     "tools beside": ("agent: 'own:solve', tools: [calculator]", "tools", "option-without-effect"),
     "the length of a turn": ("agent: 'own:solve', max_turn_tokens: 5", "max_turn_tokens", "option-without-effect"),
@@ -69,6 +110,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def _own_module(project) -> None:
     project.write("own.py", MODULE)
+    project.write("not_python", "#!/bin/sh\necho I am no Python >&2; exit 1\n").chmod(0o755)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -85,6 +127,8 @@ def test_agents_that_cannot_run_are_refused(project, case) -> None:
         "agent: {function: 'own:solve', args: {depth: 2}, sequences: 3, retries: 2, on_error: zero}",
         "agent: {command: [python, own.py], sandbox: true, env: {A: '1'}}",
         "agent: {url: 'http://agents:9000/solve', listen: node}, tool_format: hermes, max_turns: 99",
+        "agent: {environment: 'own:Words', args: {depth: 3}}",
+        f"agent: {{function: 'own:solve', python: {sys.executable}}}",
         "mcp_servers: {a: {command: [python, own.py], tools: [search]}, b: {url: 'http://x/mcp'}}",
     ],
 )

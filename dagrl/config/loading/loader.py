@@ -271,6 +271,7 @@ def _resolve_paths(document: Document, positions: Positions, pipeline: Path) -> 
     for name, engine in _sections(tree, "engines").items():
         spec = engine_sections().get(str(engine.get("backend")), EngineSpec)
         engines += [("engines", name, *place) for place in _path_fields(spec)]
+    engines += [("nodes", name, "agent", "python") for name in _sections(tree, "nodes")]
     sources = [place for key in ("train", "val") for place in _source_paths(tree, ("data", key))]
     for place in (*_PATHS, *sources, *engines):
         holder: Any = value_at(tree, place[:-1])
@@ -285,7 +286,11 @@ def _resolve_paths(document: Document, positions: Positions, pipeline: Path) -> 
         elif isinstance(value, str) and value:
             # Unlike `Path.resolve`, this accepts circular links.
             found = path_in_template(positions.at(place).folder, str(expanded(value)), pipeline)
-            holder[place[-1]] = os.path.realpath(found)
+            if place[-1] == "python":
+                # Python finds its packages by the link to it.
+                holder["python"] = f"{os.path.realpath(found.parent)}/{found.name}"
+            else:
+                holder[place[-1]] = os.path.realpath(found)
 
 
 def _source_paths(tree: Tree, place: Place) -> Iterator[Place]:

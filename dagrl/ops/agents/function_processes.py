@@ -1,7 +1,7 @@
-"""Runs agents' functions in separate processes.
+"""Runs agents' functions and environments in separate processes, of the worker's Python or another.
 
 The official client uses more CPU time for a request than the endpoint and the engine's client, which share the worker's
-interpreter.
+interpreter. The packages of an environment may contradict those of the worker.
 """
 
 from __future__ import annotations
@@ -14,91 +14,151 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Mapping
+import time
+import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from dagrl.environments import foreign
 from dagrl.environments.failures import FailureClass
-from dagrl.ops.agents.functions import FunctionProgram
-from dagrl.ops.agents.programs import ProgramError, ProgramResult
-from dagrl.plugins.custom import load_function
+from dagrl.ops.agents.results import ProgramError, ProgramResult
+from dagrl.plugins.agent import NamedAgent
 
 _CORES_OF_A_PROCESS, _MOST_PROCESSES = 4, 4
+_STARTS_S = 300.0
 _ENDS_S = 5.0
+_CLOSES_S = 10.0
 
 
 class FunctionProcesses:
-    """A `Program`: a function whose runs are distributed over processes, one for every four cores and four at most."""
+    """A `Program`: an agent whose runs are distributed over processes, one for every four cores and four at most."""
 
-    def __init__(self, function: str, args: Mapping[str, object], folder: Path | None) -> None:
-        """`function` is ``module:function``, found in `folder` or on the module path."""
-        named = {"function": function, "args": dict(args), "folder": str(folder) if folder is not None else None}
-        self._named = json.dumps(named).encode()
+    def __init__(self, agent: NamedAgent, python: Path | None = None) -> None:
+        """`python` runs the processes: None for this Python, with dagrl's packages."""
+        self._agent, self._python = agent, python
         self._numbers = itertools.count()
         count = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // _CORES_OF_A_PROCESS))
         self._processes: list[_Process | None] = [None] * count
         """A process is started for its first run, and again after it has died."""
+        self.scores_groups = False
+        """Whether the results of a group are scored together; known after `start`."""
+
+    def start(self) -> None:
+        """Start the first process. Raises ValueError if the agent cannot be loaded there."""
+        process = self._processes[0] = _Process(self._agent, self._python)
+        self.scores_groups = process.loaded(_STARTS_S)
 
     async def run(self, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
-        """Run the function in one of the processes; all on one event loop.
+        """Run the agent in one of the processes.
 
         Raises ProgramError if it fails or its process dies. Ends the run if cancelled.
         """
         number = next(self._numbers)
-        index = number % len(self._processes)
+        # A group is scored in one process.
+        index = int(str(row["group_id"])) if self.scores_groups else number
+        index %= len(self._processes)
         process = self._processes[index]
         if process is None or process.over:
-            process = self._processes[index] = _Process(self._named, asyncio.get_running_loop())
-        return await process.run(number, base_url, key, row)
+            process = self._processes[index] = _Process(self._agent, self._python)
+        (result,) = await process.ask(number, "run", base_url, key, row)
+        return result
+
+    async def score(self, states: Sequence[Any]) -> list[ProgramResult]:
+        """The results of a group, whose states are those of `run`. Raises ProgramError."""
+        process: _Process = states[0].process
+        if any(state.process is not process for state in states):
+            raise ProgramError("the process that had a state of its group has ended")
+        return await process.ask(next(self._numbers), "score", [state.number for state in states])
 
     def close(self) -> None:
-        for process in self._processes:
-            if process is not None:
-                process.close()
+        """Let environments close, for some seconds, and end the processes."""
+        processes = [process for process in self._processes if process is not None]
+        for process in processes:
+            process.end()
+        deadline = time.monotonic() + _CLOSES_S
+        for process in processes:
+            process.kill_at(deadline)
+
+
+class _State:
+    """The state of an episode in its process, until it is scored or dropped."""
+
+    def __init__(self, process: _Process, number: int) -> None:
+        self.process, self.number = process, number
+        weakref.finalize(self, process.forget, number).atexit = False
 
 
 class _Process:
     """A process that has been started."""
 
-    def __init__(self, named: bytes, loop: asyncio.AbstractEventLoop) -> None:
-        ours, theirs = socket.socketpair()
-        paths = os.pathsep.join(entry for entry in sys.path if entry)
+    def __init__(self, agent: NamedAgent, python: Path | None) -> None:
+        self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dagrl.ops.agents.function_processes", str(theirs.fileno())],
+                foreign.command(python, "dagrl.ops.agents.functions", theirs.fileno()),
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"PYTHONPATH": paths},
+                env=foreign.variables(python),
                 stdin=subprocess.DEVNULL,
                 # Only the driver handles Ctrl-C.
                 start_new_session=True,
             )
-        self._connection = Connection(ours.detach())
-        self._loop = loop
-        self._waiting: dict[int, asyncio.Future[ProgramResult]] = {}
+        self._connection = Connection(os.dup(self._socket.fileno()))
+        self._waiting: dict[int, asyncio.Future[list[ProgramResult]]] = {}
         self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._handshake = threading.Event()
+        self._problem: str | None = None
+        self._scores_groups = self._started = False
         self.over = False
-        self._messages.put(named)
+        self._send(agent.as_values())
         for work in (self._read, self._write):
             threading.Thread(target=work, name=f"agents' process {self._process.pid}", daemon=True).start()
 
-    async def run(self, number: int, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
-        self._waiting[number] = future = self._loop.create_future()
-        self._messages.put(json.dumps([number, base_url, key, row]).encode())
+    def loaded(self, seconds: float) -> bool:
+        """Wait until the agent is loaded; whether it scores groups. Raises ValueError if that fails."""
+        if not self._handshake.wait(seconds):
+            raise ValueError(f"the agent was not loaded in {seconds:g} s; do such work in its first run")
+        if self._problem is not None:
+            raise ValueError(self._problem)
+        return self._scores_groups
+
+    async def ask(self, number: int, kind: str, *given: object) -> list[ProgramResult]:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        # `_read` sets `over` before it fails what waits.
+        if self.over:
+            self._fail(future)
+        self._send([kind, number, *given])
         try:
             return await future
         except asyncio.CancelledError:
-            self._messages.put(json.dumps([number]).encode())
+            self._send(["cancel", number])
             raise
         finally:
             self._waiting.pop(number, None)
 
-    def close(self) -> None:
+    def forget(self, number: int) -> None:
+        self._send(["forget", number])
+
+    def end(self) -> None:
+        """Close the connection, which ends the process when its environment has closed."""
+        self._messages.put(None)
+
+    def kill_at(self, deadline: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        self._kill()
+
+    def _kill(self) -> None:
+        """Kill the process and what it has started, except in sessions of their own."""
         with suppress(ProcessLookupError):
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _send(self, message: object) -> None:
+        self._messages.put(json.dumps(message).encode())
 
     # -- in separate threads
 
@@ -107,83 +167,58 @@ class _Process:
         with suppress(OSError):
             while (message := self._messages.get()) is not None:
                 self._connection.send_bytes(message)
+            self._socket.shutdown(socket.SHUT_WR)
 
     def _read(self) -> None:
         with suppress(EOFError, OSError):
+            self._problem, self._scores_groups = json.loads(self._connection.recv_bytes())
+            self._started = self._problem is None
+            self._handshake.set()
             while True:
-                self._loop.call_soon_threadsafe(self._answer, *json.loads(self._connection.recv_bytes()))
+                self._answer(*json.loads(self._connection.recv_bytes()))
         self._messages.put(None)
         try:
             code = self._process.wait(_ENDS_S)
         except subprocess.TimeoutExpired:  # the function has closed the socket
-            self.close()
+            self._kill()
             code = self._process.wait()
-        with suppress(RuntimeError):  # the loop has ended with the worker
-            self._loop.call_soon_threadsafe(self._lost, code)
-
-    # -- on the event loop
-
-    def _answer(
-        self, number: int, reward: float | None, metrics: dict[str, float], error: str | None, failure: FailureClass
-    ) -> None:
-        future = self._waiting.get(number)
-        if future is None or future.done():
-            return
-        if error is not None:
-            future.set_exception(ProgramError(error, failure=failure))
-        else:
-            future.set_result(ProgramResult(reward, metrics))
-
-    def _lost(self, code: int) -> None:
-        self.over = True
-        self._connection.close()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(ProgramError(f"the process of its function ended with {how}"))
+        self._problem = self._problem or f"the process of its function ended with {how}"
+        self.over = True
+        for future in [*self._waiting.values()]:
+            self._fail(future)
+        self._handshake.set()
+        self._connection.close()
+        self._socket.close()
+
+    def _answer(self, number: int, results: list[list[Any]], error: str | None, failure: FailureClass) -> None:
+        if (future := self._waiting.get(number)) is None:
+            # Cancelled.
+            self.forget(number)
+        elif error is not None:
+            _settle(future, ProgramError(error, failure=failure))
+        else:
+            made = [
+                ProgramResult(reward, metrics, state=_State(self, number) if unscored else None)
+                for reward, metrics, unscored in results
+            ]
+            _settle(future, made)
+
+    def _fail(self, future: asyncio.Future[list[ProgramResult]]) -> None:
+        failure: FailureClass = "program" if self._started else "start"
+        _settle(future, ProgramError(self._problem or "", failure=failure))
 
 
-def main(descriptor: int) -> None:
-    """The process in which functions run: serves the worker at the other end of a socket, in JSON, until that ends.
+def _settle(future: asyncio.Future[list[ProgramResult]], result: list[ProgramResult] | ProgramError) -> None:
+    """End a future from another thread."""
 
-    The first message names the function. Then ``[number, url, key, row]`` runs it and ``[number]`` cancels that run;
-    the answers are ``[number, reward, metrics, error, failure]``, with null for a reward that is not given and for no
-    error.
-    """
-    connection = Connection(descriptor)
-    named = json.loads(connection.recv_bytes())
-    folder = Path(named["folder"]) if named["folder"] is not None else None
-    program = FunctionProgram(load_function(named["function"], folder), named["function"], named["args"])
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="runs", daemon=True).start()
-    runs: dict[int, asyncio.Task[None]] = {}
+    def settle() -> None:
+        if future.done():
+            return
+        if isinstance(result, ProgramError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
 
-    async def run(number: int, url: str, key: str, row: Mapping[str, object]) -> None:
-        answer: list[Any] = [number, None, {}, None, None]
-        try:
-            verdict = await program.run(url, key, row)
-            answer[1:3] = verdict.reward, dict(verdict.metrics)
-        except ProgramError as error:
-            answer[3:] = str(error), error.failure
-        finally:
-            del runs[number]
-        connection.send_bytes(json.dumps(answer).encode())
-
-    def begin(number: int, *run_of: Any) -> None:
-        runs[number] = loop.create_task(run(number, *run_of))
-
-    def cancel(number: int) -> None:
-        if number in runs:
-            runs[number].cancel()
-
-    while True:
-        try:
-            message = json.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            # Not the exit of an interpreter, which would wait for threads of the function.
-            os._exit(0)
-        loop.call_soon_threadsafe(begin if len(message) > 1 else cancel, *message)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    with suppress(RuntimeError):  # the loop has ended with the worker
+        future.get_loop().call_soon_threadsafe(settle)

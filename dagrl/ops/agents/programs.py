@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from dagrl.config.errors import in_one_line
 from dagrl.config.schema import AgentSpec
-from dagrl.environments.failures import FailureClass
 from dagrl.log_ends import LOOK_EVERY_S, LogEnds
+from dagrl.ops.agents.results import ProgramError, ProgramResult, program_result
 from dagrl.redact import hiding
 from dagrl.rewards.sandbox import runner as sandbox
 
@@ -33,39 +30,10 @@ OUTPUT_BYTES = 16 << 10
 """Number of characters kept of the end of a command's output."""
 _RESULT = "result.json"
 _RESULT_BYTES = 16 << 20
-_MOST_METRICS = 1000
-_METRIC = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}")
 _MEMORY_MIB = 4096
 """Address space of a sandboxed program, which imports more than a policy's code."""
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 _STARTER = Path(__file__).with_name("starter.py")
-
-
-class Unscored:
-    """The state of a rollout, which is scored together with its group."""
-
-    def __init__(self, state: object) -> None:
-        self.state = state
-
-
-class ProgramError(RuntimeError):
-    """A program failed for a trajectory."""
-
-    def __init__(self, message: str, output: str = "", failure: FailureClass = "program") -> None:
-        super().__init__(message)
-        self.output, self.failure = output, failure
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramResult:
-    """A program's result for its trajectory."""
-
-    reward: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    output: str = ""
-    """The end of its printed output."""
-    state: object = None
-    """The state to score, if the reward is given when the whole group has ended."""
 
 
 class Program(Protocol):
@@ -73,40 +41,6 @@ class Program(Protocol):
 
     async def run(self, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
         """Run it to its end, on the endpoint's event loop. Raises ProgramError; ends it if cancelled."""
-
-
-def program_result(returned: object, output: str = "") -> ProgramResult:
-    """Read the verdict from a program's return value: a number, a mapping with ``reward`` and metrics, or nothing.
-
-    Raises ProgramError for anything else.
-    """
-    if isinstance(returned, Unscored):
-        return ProgramResult(output=output, state=returned.state)
-    if returned is None:
-        return ProgramResult(output=output)
-    values = returned if isinstance(returned, Mapping) else {"reward": returned}
-    numbers = {}
-    if len(values) > _MOST_METRICS:
-        raise ProgramError(f"it returned {len(values):,} numbers; return {_MOST_METRICS} at most", output)
-    for name, value in values.items():
-        if isinstance(name, str) and not _METRIC.fullmatch(name):
-            raise ProgramError(f"it returned a number {name!r:.200}; give it a shorter name, in one line", output)
-        number = _number(value)
-        if not isinstance(name, str) or number is None:
-            raise ProgramError(
-                f"it returned {returned!r:.200}; return a number, or a dict with `reward` and other numbers", output
-            )
-        numbers[name] = number
-    return ProgramResult(numbers.pop("reward", None), numbers, output)
-
-
-def _number(value: Any) -> float | None:
-    """Convert a finite number to a plain float; None for any other value."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) and not isinstance(value, str) else None
 
 
 class CommandProgram:

@@ -16,7 +16,7 @@ from dagrl.data.image_column import shared_image_columns
 from dagrl.data.stats import Stat
 from dagrl.environments.failures import FAILURE_CLASSES
 from dagrl.model_files.images import thumbnail
-from dagrl.ops.agents.programs import ProgramError, ProgramResult
+from dagrl.ops.agents.results import ProgramError, ProgramResult
 from dagrl.ops.agents.tree import SampledSequence, SeenImage, TrajectoryTree
 from dagrl.ops.response import Response, Turn
 from dagrl.ops.turns.dialogue import ERROR

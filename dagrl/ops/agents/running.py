@@ -17,7 +17,7 @@ import numpy as np
 
 from dagrl.backends.base import Completion, GenerationRequest
 from dagrl.environments.failures import FailureClass
-from dagrl.ops.agents.programs import ProgramError, ProgramResult
+from dagrl.ops.agents.results import ProgramError, ProgramResult
 from dagrl.ops.agents.rows import Trajectory
 from dagrl.ops.agents.session import Ask, Session
 from dagrl.ops.agents.setup import AgentSetup

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,59 +15,13 @@ from dagrl.config.schema import AgentSpec, RewardNode
 from dagrl.data.batch import Batch
 from dagrl.ops.agents.context_writer import ContextWriter
 from dagrl.ops.agents.function_processes import FunctionProcesses
-from dagrl.ops.agents.functions import FunctionProgram
 from dagrl.ops.agents.gateway import Gateway
 from dagrl.ops.agents.messages import ImageReader, RowImages
-from dagrl.ops.agents.programs import CommandProgram, Program, SandboxedProgram, ServiceProgram, Unscored
+from dagrl.ops.agents.programs import CommandProgram, Program, SandboxedProgram, ServiceProgram
 from dagrl.ops.agents.rows import ScoreGroup
 from dagrl.ops.base import Context
 from dagrl.ops.turns.settings import parser_of, policy_images
-from dagrl.plugins.agent import agent_problem
-from dagrl.plugins.custom import importable_from, load_function
-
-type Result = dict[str, float]
-type Solve = Callable[..., Awaitable[Result | Unscored]]
-type Score = Callable[[Sequence[Any]], Awaitable[list[Result]]]
-
-
-def verifiers_agent(name: str, args: Mapping[str, Any], folder: Path | None) -> tuple[Solve, Score]:
-    """Two functions: one takes a client and a row and runs the environment `name`, created with `args`; the other takes
-    the states of a group and returns the rubric's rewards and metrics.
-
-    Raises ValueError if the environment cannot be loaded.
-    """
-    import verifiers
-    from verifiers.errors import EmptyModelResponseError
-
-    try:
-        with importable_from(folder):
-            environment = verifiers.load_environment(name, **args)
-    except Exception as error:  # an environment may raise anything
-        raise ValueError(f"the environment `{name}` of verifiers cannot be loaded: {error}") from error
-
-    async def solve(client: object, row: Mapping[str, object]) -> Result | Unscored:
-        task = {
-            "prompt": row["messages"],
-            "answer": row["answer"],
-            "info": row["extra_info"],
-            "example_id": row["sample_id"],
-            "task": name,
-        }
-        state = await environment.rollout(task, client, "policy", {})
-        if isinstance(state["error"], EmptyModelResponseError):
-            # The policy has failed, not the environment.
-            return {"reward": 0.0}
-        if state["error"] is not None:
-            raise RuntimeError(f"the environment failed: {state['error']!r}")
-        return Unscored(state)
-
-    async def score(states: Sequence[Any]) -> list[Result]:
-        # The library does the same: a rubric may compare the samples of a group.
-        await environment.rubric.score_group([*states])
-        return [{"reward": state["reward"], **state["metrics"]} for state in states]
-
-    return solve, score
-
+from dagrl.plugins.agent import NamedAgent
 
 _LOOPBACK = "127.0.0.1"
 
@@ -91,14 +45,9 @@ class AgentSetup:
 
 
 def load_program(spec: AgentSpec, folder: Path | None) -> Program:
-    """The program of a node. Raises ValueError if its function cannot be loaded."""
-    if spec.function is not None:
-        if problem := agent_problem(load_function(spec.function, folder), spec.function, spec.args):
-            raise ValueError(problem[1])
-        return FunctionProcesses(spec.function, spec.args, folder)
-    if spec.verifiers is not None:
-        solve, score = verifiers_agent(spec.verifiers, spec.args, folder)
-        return FunctionProgram(solve, spec.verifiers, {}, score)
+    """The program of a node."""
+    if spec.function is not None or spec.environment is not None:
+        return FunctionProcesses(NamedAgent.of(spec, folder), spec.python)
     if spec.command is not None and spec.sandbox:
         return SandboxedProgram(spec, folder or Path.cwd())
     if spec.command is not None:
@@ -108,7 +57,7 @@ def load_program(spec: AgentSpec, folder: Path | None) -> Program:
 
 
 def agent_setup(context: Context) -> AgentSetup:
-    """The setup of the context's rollout. Raises ValueError if its function cannot be loaded."""
+    """The setup of the context's rollout. Raises ValueError if its agent cannot be loaded."""
     node, resources = context.rollout, context.resources
     spec = node.agent_spec
     assert spec is not None
@@ -117,8 +66,11 @@ def agent_setup(context: Context) -> AgentSetup:
 
     def make() -> AgentSetup:
         program = load_program(spec, resources.folder)
+        score = None
         if isinstance(program, FunctionProcesses):
             resources.at_close.append(program.close)
+            program.start()
+            score = program.score if program.scores_groups else None
         rewards = [other for other in context.pipeline.nodes.values() if isinstance(other, RewardNode)]
         return AgentSetup(
             spec,
@@ -128,7 +80,7 @@ def agent_setup(context: Context) -> AgentSetup:
             ImageReader(vision),
             lambda tools: parser_of(node.tool_format, tools, resources.folder),
             any(function.fn == "agent" for reward in rewards for function in reward.functions.values()),
-            program.score if isinstance(program, FunctionProgram) and program.scores_groups else None,
+            score,
             asyncio.Semaphore(spec.max_running),
         )
 
@@ -144,6 +96,7 @@ def row_of(batch: Batch, row: int, seed: int, images: RowImages) -> dict[str, An
         # Half of the seed's bits, which integers of every language hold exactly.
         "seed": seed % 2**32,
         "sample_id": int(batch.rows[row]),
+        "group_id": int(batch["group_id"][row]),
     }
 
 

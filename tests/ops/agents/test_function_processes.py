@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 
 from dagrl.ops.agents.function_processes import FunctionProcesses
-from dagrl.ops.agents.programs import ProgramError, ProgramResult
+from dagrl.ops.agents.results import ProgramError, ProgramResult
+from dagrl.plugins.agent import NamedAgent
 
 FUNCTIONS = """
 import asyncio, os, time
@@ -44,6 +47,42 @@ async def acts(client, row):
                 Path(row["file"]).unlink()
     return 1.0
 """
+ENVIRONMENT = """
+import asyncio, os, sys
+from dagrl.environments.contract import Unscored
+from dagrl.environments.failures import EnvironmentFailedError
+
+class Sums:
+    def __init__(self, *, most=3, log=None):
+        if most < 1:
+            raise ValueError("`most` must be at least 1")
+        self.most, self.log = most, log
+
+    async def solve(self, client, row):
+        match row.get("act"):
+            case "fail":
+                raise EnvironmentFailedError("network", "the server is away")
+            case "exit":
+                os._exit(3)
+            case "plain":
+                bare = not hasattr(client, "chat") and "pydantic" not in sys.modules
+                return {"reward": 1.0, "bare": bare, "own": (client.base_url, client.api_key) == ("http://x/v1", "k")}
+        return Unscored({"value": row["value"], "secret": object()})
+
+    async def score(self, states):
+        values = [state["value"] for state in states]
+        return [{"reward": float(value == max(values)), "process": os.getpid()} for value in values]
+
+    def rows(self):
+        print("noise on standard output")
+        for number in range(self.most):
+            prompt = [{"role": "user", "content": f"{number}+1="}]
+            yield {"prompt": prompt, "answer": str(number + 1), "data_source": "sums", "extra_info": {"number": number}}
+
+    async def close(self):
+        with open(self.log, "a") as log:
+            print("closed", file=log)
+"""
 LIMIT_S = 60.0
 
 
@@ -54,7 +93,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., FunctionProcesses]]:
     programs = []
 
     def start(name: str, **args: Any) -> FunctionProcesses:
-        programs.append(FunctionProcesses(f"functions_of_agents:{name}", args, tmp_path))
+        programs.append(FunctionProcesses(NamedAgent(f"functions_of_agents:{name}", None, args, str(tmp_path))))
         return programs[-1]
 
     yield start
@@ -139,3 +178,68 @@ def test_a_run_that_is_cancelled_ends(started, tmp_path: Path) -> None:
         await until(False)
 
     assert run(cancelled) == [None]
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory) -> Path:
+    """A Python that has no package."""
+    folder = tmp_path_factory.mktemp("bare") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture
+def environment(tmp_path: Path, bare_python: Path) -> Iterator[Callable[..., FunctionProcesses]]:
+    (tmp_path / "sums.py").write_text(ENVIRONMENT)
+    programs = []
+
+    def start(**args: Any) -> FunctionProcesses:
+        programs.append(FunctionProcesses(NamedAgent(None, "sums:Sums", args, str(tmp_path)), bare_python))
+        programs[-1].start()
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.close()
+
+
+def test_an_environment_runs_in_a_python_without_packages(environment, tmp_path: Path) -> None:
+    program = environment(log=str(tmp_path / "log"))
+    row = {"act": "plain", "group_id": 0}
+    fine, failed = run(
+        lambda: program.run("http://x/v1", "k", row),
+        lambda: program.run("http://x/v1", "k", {**row, "act": "fail"}),
+    )
+    assert fine == ProgramResult(1.0, {"bare": 1.0, "own": 1.0})
+    assert isinstance(failed, ProgramError) and failed.failure == "network" and "the server is away" in str(failed)
+    program.close()
+    assert (tmp_path / "log").read_text() == "closed\n"
+
+
+def test_a_group_is_scored_where_its_states_are(environment, tmp_path: Path) -> None:
+    program = environment(log=str(tmp_path / "log"))
+
+    async def group(number: int) -> list[ProgramResult]:
+        rows = [{"value": value, "group_id": number} for value in (1, 5, 3)]
+        ended = [await program.run("http://x/v1", "k", row) for row in rows]
+        return await program.score([result.state for result in ended])
+
+    for results in run(*(lambda number=number: group(number) for number in range(5))):
+        assert [result.reward for result in results] == [0, 1, 0]
+
+    async def dies() -> None:
+        state = (await program.run("http://x/v1", "k", {"value": 1, "group_id": 0})).state
+        with pytest.raises(ProgramError, match="exit code 3"):
+            await program.run("http://x/v1", "k", {"act": "exit", "group_id": 0})
+        with pytest.raises(ProgramError, match="exit code 3"):
+            await program.score([state])
+        assert (await program.run("http://x/v1", "k", {"value": 1, "group_id": 0})).state is not None
+
+    assert run(dies) == [None]
+
+
+def test_an_environment_that_cannot_be_made_is_refused_at_the_start(environment) -> None:
+    with pytest.raises(ValueError, match="`sums:Sums` cannot be made: `most` must be at least 1"):
+        environment(most=0)
+    with pytest.raises(ValueError, match="'least'"):
+        environment(least=1)

@@ -1,4 +1,4 @@
-"""Functions in the worker's own process: a task that they cancel is their failure, and not the end of the run."""
+"""Functions: a task that they cancel is their failure, and not the end of the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagrl.ops.agents.functions import FunctionProgram
-from dagrl.ops.agents.programs import ProgramError, ProgramResult
+from dagrl.ops.agents.results import ProgramError, ProgramResult
 
 LIMIT_S = 20.0
 
@@ -23,7 +23,7 @@ async def awaits_a_cancelled_task(*_: Any) -> list[float]:
 
 
 def test_a_cancelled_task_of_a_function_is_its_failure() -> None:
-    program = FunctionProgram(awaits_a_cancelled_task, "own:solve", {}, awaits_a_cancelled_task)
+    program = FunctionProgram(awaits_a_cancelled_task, {}, awaits_a_cancelled_task)
 
     async def both() -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -48,7 +48,7 @@ def test_a_run_that_is_cancelled_is_no_failure() -> None:
         return ProgramResult()
 
     async def cancelled() -> None:
-        task = asyncio.create_task(FunctionProgram(waits, "own:solve", {}).run("http://x/v1", "k", {}))
+        task = asyncio.create_task(FunctionProgram(waits, {}).run("http://x/v1", "k", {}))
         async with asyncio.timeout(LIMIT_S):
             while not begun.is_set():
                 await asyncio.sleep(0.01)
@@ -76,7 +76,7 @@ def test_a_function_that_would_end_the_loop_fails_alone(raised: BaseException, w
             raise calls.pop()
         return [1.0]
 
-    program = FunctionProgram(solve, "own:solve", {}, score)
+    program = FunctionProgram(solve, {}, score)
 
     def ask() -> Any:
         asked = program.run("http://127.0.0.1:1/v1", "key", {}) if where == "run" else program.score([None])

@@ -540,58 +540,32 @@ assert refused(lambda: socket.socket(socket.AF_UNIX)) and refused(lambda: socket
 
 
 ENVIRONMENT = """
-import verifiers as vf
-from datasets import Dataset
+from dagrl.environments.contract import Unscored
 
-class Carrying(vf.MultiTurnEnv):
-    async def env_response(self, messages, state, **kwargs):
-        return [{"role": "user", "content": "+1="}]
+class Comparing:
+    def __init__(self, turns=1, broken=False):
+        self.turns, self.broken = turns, broken
 
-def said(completion, answer):
-    return float(len(completion[-1]["content"]) + len(answer))
+    async def solve(self, client, row):
+        messages = list(row["messages"])
+        for _ in range(self.turns):
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            said = answer.choices[0].message.content
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "+1="}]
+        return Unscored(said)
 
-def asked(state):
-    return len(state["trajectory"])
-
-def longer(completions, states):
-    if len(states) != 2:
-        raise KeyError("a pair")
-    lengths = [len(each[-1]["content"]) for each in completions]
-    return [float(length == max(lengths)) for length in lengths]
-
-class Comparing(vf.Rubric):
-    async def score_group(self, states):
+    async def score(self, states):
         if self.broken:
             raise ArithmeticError("no scores")
-        await super().score_group(states)
-
-def load_environment(turns=1, compares=False, broken=False):
-    rows = Dataset.from_list([{"question": "1+1=", "answer": "2"}])
-    rubric = Comparing([longer if compares else said, asked], weights=[1.0, 0.0])
-    rubric.broken = broken
-    return Carrying(max_turns=turns, rubric=rubric, dataset=rows)
+        if len(states) != 2:
+            raise KeyError("a pair")
+        return [{"reward": len(said) == max(map(len, states)), "asked": self.turns} for said in states]
 """
 
 
-def test_an_environment_of_verifiers_is_an_agent(play, bench, engine) -> None:
-    bench.write_module("carrying_env", ENVIRONMENT)
-    agent = {"verifiers": "carrying-env", "args": {"turns": 2}}
-    batch = together(play(agent, tokens=20, reward="agent"))
-    whole = [row for row in range(8) if batch["turns"].values[row] == 2]
-    assert whole and not batch["excluded"].values.any()
-    for row in range(8):
-        said = bench.tokenizer.decode(batch["response_tokens"][row][batch["token_turn"][row] == 0])
-        assert said == ("+1=" if row in whole else ""), "a reply may fill the conversation"
-        # One without a text, too, is the policy's failure.
-        assert row in whole or batch["agent_reward"].values[row] == 0
-    assert (batch["agent_reward"].values > 1).sum() >= 2
-    with pytest.raises(ValueError, match=r"`carrying-env` of verifiers cannot be loaded: .*'turn'"):
-        play({**agent, "args": {"turn": 2}})
-
-
-def test_a_rubric_compares_the_samples_of_a_group(play, bench) -> None:
-    bench.write_module("carrying_env", ENVIRONMENT)
-    agent = {"verifiers": "carrying-env", "args": {"compares": True}}
+def test_an_environment_compares_the_samples_of_a_group(play, bench) -> None:
+    bench.write_module("comparing", ENVIRONMENT)
+    agent = {"environment": "comparing:Comparing"}
     outputs = play(agent, reward="agent")
     batch = together(outputs)
     texts = [len(bench.tokenizer.decode(batch["response_tokens"][row]).removesuffix("<eos>")) for row in range(8)]
@@ -600,13 +574,13 @@ def test_a_rubric_compares_the_samples_of_a_group(play, bench) -> None:
     for one, other in pairs:
         assert batch["agent_reward"].values[one] == (texts[one] >= texts[other])
         assert batch["agent_reward"].values[other] == (texts[other] >= texts[one])
-    (output,) = play({**agent, "args": {"compares": True, "broken": True}}, prompts=PROMPTS[:2], reward="agent")
+    (output,) = play({**agent, "args": {"broken": True}}, prompts=PROMPTS[:2], reward="agent")
     assert together([output])["excluded"].values.all() and output.stats["agent/failed_fraction"].mean == 1
 
 
 def test_a_group_is_scored_in_the_call_in_which_the_last_of_it_ends(play, engine, bench, monkeypatch) -> None:
-    bench.write_module("carrying_env", ENVIRONMENT)
-    agent = {"verifiers": "carrying-env", "args": {"compares": True, "turns": 2}}
+    bench.write_module("comparing", ENVIRONMENT)
+    agent = {"environment": "comparing:Comparing", "args": {"turns": 2}}
     whole = together(play(agent, prompts=PROMPTS[:2], tokens=50, **PAUSED))
     generate, second_turns = engine.generate, []
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dagrl.log_ends import LogEnds
-from dagrl.ops.agents.programs import CommandProgram, ProgramError, ProgramResult, ServiceProgram
+from dagrl.ops.agents.programs import CommandProgram, ServiceProgram
+from dagrl.ops.agents.results import ProgramError, ProgramResult
 from tests.helpers.hostile_http import Answer, cut, endless, hostile, said, slow_body
 
 SECRET = "xyzzy words"

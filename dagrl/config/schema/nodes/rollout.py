@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -56,8 +57,8 @@ _Treatment = Literal["mask", "zero", "stop"]
 
 
 class AgentSpec(Section):
-    """A program that calls the policy through an OpenAI endpoint: a `function`, an environment of `verifiers`, a
-    `command` or a service at a `url`.
+    """A program that calls the policy through an OpenAI endpoint: a `function`, an `environment`, a `command`
+    or a service at a `url`.
 
     The function alone may stand in place of the section, ``agent: "module:function"``. See `docs/gateway.md`.
     """
@@ -65,9 +66,13 @@ class AgentSpec(Section):
     function: OwnFunction | None = None
     """An async function, ``module:function``, of an `openai.AsyncOpenAI` client and the row."""
     args: dict[str, object] = Field(default_factory=dict)
-    """Further keyword arguments of the function, or arguments of the environment's ``load_environment``."""
-    verifiers: Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$")] | None = None
-    """An environment of the package verifiers, by its id. Its module is installed, or beside the pipeline file."""
+    """Further keyword arguments of the function, or those of the environment's constructor."""
+    environment: Annotated[str, Field(pattern=r"^[A-Za-z_][\w-]*$|^[\w.]+:\w+$")] | None = None
+    """An environment of another package: ``verifiers``, an entry point of the group ``dagrl.environments``, or your own
+    class, ``module:Class``. See `docs/environments.md`."""
+    python: Path | None = None
+    """The Python that runs the function or the environment, such as ``envs/openenv/bin/python``; it needs that code's
+    packages, not dagrl's. Default: the worker's."""
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """A program (``python``: the worker's) and its arguments, started for each sample in the folder of the pipeline
     file, with ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment and the row as JSON on its standard
@@ -110,7 +115,7 @@ class AgentSpec(Section):
     @property
     def shown(self) -> str:
         """The program, for messages."""
-        return self.function or self.verifiers or self.url or " ".join(self.command or ())
+        return self.function or self.environment or self.url or " ".join(self.command or ())
 
 
 class TurnOptions(Section):
