@@ -20,6 +20,8 @@ from dagrl.orchestrator.cluster.session import small_shared_memory
 from dagrl.scheduler.machines import MisfitError, assign_machines
 
 _PROGRESS_S = 10.0
+_LAST_CALL_S = 30.0
+"""Time in which no machine has joined, after which a job with fewer than the most begins; torchrun's."""
 _MAX_NAMED = 16
 _SELF = "rank 0"
 
@@ -50,6 +52,7 @@ class _Leader(Rendezvous):
         super().__init__(job.node_rank, shared_token(job.variables), job.pipeline.name)
         self._job = job
         self._changed = asyncio.Event()
+        self._last_joined = time.monotonic()
         self._error: LaunchError | None = None
         self._node: RayNode | None = None
         self._head = ""
@@ -64,6 +67,7 @@ class _Leader(Rendezvous):
     async def lead(self, folder: Path, watch: Callable[[], None]) -> int:
         code, why = 1, "rank 0 failed"
         try:
+            self._check_range()
             await self.open()
             await self._wait(self._missing_machines)
             self._check_groups()
@@ -73,7 +77,7 @@ class _Leader(Rendezvous):
                 self._job.note(warning)
             await node.start_head()
             await self._wait(self._machines_without_ray, "; can all machines reach all ports of each other?")
-            self._job.note(f"Ray is up on {counted(self._job.node_rank.nodes, 'machine')}")
+            self._job.note(f"Ray is up on {counted(len(self._alive), 'machine')}")
             driver = await node.start_driver(self._head, self._job.arguments)
             if self._error is not None:
                 raise self._error
@@ -97,6 +101,7 @@ class _Leader(Rendezvous):
 
     def joined(self, peer: Peer) -> None:
         self._job.note(f"{peer} joined")
+        self._last_joined = time.monotonic()
         if self._head:
             self.ask_to_join(self._head, peer.rank)
         self._changed.set()
@@ -149,7 +154,8 @@ class _Leader(Rendezvous):
 
     def _missing_machines(self) -> str:
         missing, node_rank = self.missing, self._job.node_rank
-        if not missing:
+        there, quiet_s = node_rank.nodes - len(missing), time.monotonic() - self._last_joined
+        if not missing or (there >= node_rank.least and quiet_s >= _LAST_CALL_S):
             return ""
         connected = [f"{_SELF} ({self._job.machine.name})", *self.peers.values()]
         return (
@@ -159,7 +165,7 @@ class _Leader(Rendezvous):
         )
 
     def _machines_without_ray(self) -> str:
-        if len(self._alive) == self._job.node_rank.nodes:
+        if len(self._alive) == 1 + len(self.peers):
             return ""
         own = [] if self._alive else [f"{_SELF} ({self._job.machine.name})"]
         late = [peer for _, peer in sorted(self.peers.items()) if peer.address not in self._alive]
@@ -173,6 +179,15 @@ class _Leader(Rendezvous):
             case {"alive": list(alive)}:
                 self._alive = alive
         self._changed.set()
+
+    def _check_range(self) -> None:
+        node_rank, groups = self._job.node_rank, self._job.pipeline.groups.values()
+        if node_rank.least < node_rank.nodes and not any(group.is_elastic for group in groups):
+            raise LaunchError(
+                f"PET_NNODES is {node_rank.least}:{node_rank.nodes}, and no group of the pipeline can have fewer "
+                "machines; set `min_nodes:` of a group of generators, or a single number",
+                code=2,
+            )
 
     def _check_groups(self) -> None:
         machines = [self._job.machine, *(peer.machine for _, peer in sorted(self.peers.items()))]

@@ -19,6 +19,9 @@ class NodeRank:
 
     rank: int
     nodes: int
+    """Most machines of the job."""
+    least: int
+    """Fewest machines with which it begins."""
     master: str
     """Host name or address of rank 0."""
     port: int
@@ -38,7 +41,7 @@ class NodeRank:
 
 def node_rank_from(variables: Mapping[str, str]) -> NodeRank | None:
     """Read the rank of this machine; None for a job of one machine. LaunchError names a wrong variable."""
-    nodes = _nodes(variables)
+    least, nodes = _nodes(variables)
     rank = _integer(variables, "PET_NODE_RANK", least=0)
     if nodes is None and rank:
         raise _wrong(f"PET_NODE_RANK is {rank} and PET_NNODES is not set; set it to the number of machines")
@@ -57,16 +60,18 @@ def node_rank_from(variables: Mapping[str, str]) -> NodeRank | None:
     port = port or _integer(variables, "MASTER_PORT", least=1, most=65535) or _DEFAULT_PORT
     everything = variables.get("PET_NPROC_PER_NODE", "").strip().lower() in _ALL_SLOTS
     slots = None if everything else _integer(variables, "PET_NPROC_PER_NODE", least=1)
-    return NodeRank(rank, nodes, master, port, slots)
+    return NodeRank(rank, nodes, least or nodes, master, port, slots)
 
 
-def _nodes(variables: Mapping[str, str]) -> int | None:
-    """PET_NNODES, which may be torchrun's ``MIN:MAX`` if the two are equal."""
+def _nodes(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """The fewest and the most machines of PET_NNODES, which may be torchrun's ``MIN:MAX``."""
     text = variables.get("PET_NNODES", "").strip()
-    least, colon, most = text.partition(":")
-    if colon and least != most:
-        raise _wrong(f"PET_NNODES is `{text}`, a range, and a job has a fixed number of machines; write that number")
-    return _integer({"PET_NNODES": least}, "PET_NNODES", least=1)
+    first, colon, last = text.partition(":")
+    least = _integer({"PET_NNODES": first}, "PET_NNODES", least=1)
+    most = _integer({"PET_NNODES": last}, "PET_NNODES", least=1) if colon else least
+    if least is not None and most is not None and (most < least or (least < most and least == 1)):
+        raise _wrong(f"PET_NNODES is `{text}`; a range of machines is MIN:MAX, with 2 or more as MIN")
+    return least, most
 
 
 def _integer(variables: Mapping[str, str], name: str, *, least: int, most: int | None = None) -> int | None:

@@ -29,6 +29,7 @@ from dagrl.orchestrator.checkpoint_writer import CheckpointScorer, CheckpointWri
 from dagrl.orchestrator.exchange import Exchange
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.run_folder import RunFolder
+from dagrl.orchestrator.groups.elastic import ElasticGroups
 from dagrl.orchestrator.groups.offload import Offloader
 from dagrl.orchestrator.groups.task_group import run_all
 from dagrl.orchestrator.groups.weight_syncs import WeightSyncs
@@ -99,7 +100,10 @@ class Driver:
         self._rollouts = Rollouts(pipeline, groups, self._syncs, self._recorder, trackers.progress, report)
         self._offloader = Offloader(groups, plan, self.scheduler.residency)
         timeout_s = pipeline.run.node_timeout_s
-        self._failures = WorkerFailures(groups, plan, restarts, timeout_s, self._running, self.scheduler.workers_of)
+        self._elastic = ElasticGroups(groups, plan, pipeline, trackers.note)
+        self._failures = WorkerFailures(
+            groups, plan, restarts, timeout_s, self._running, self.scheduler.workers_of, self._elastic
+        )
         self.alarms = AlarmWatch(prepared, folder, trackers.warn)
         self._scorer = CheckpointScorer(pipeline.run.keep_best, plan, trackers.note)
         self._writer = CheckpointWriter(
@@ -115,6 +119,8 @@ class Driver:
     async def train(self) -> None:
         """Run until the scheduler has nothing left to do. Raises the first failure of a command."""
         self._cpu_workers = CpuWorkerPool(self.groups[HOST].handles)
+        refilling = asyncio.get_running_loop().create_task(self._elastic.refill())
+        refilling.add_done_callback(self._report)
         try:
             commands = self.scheduler.start()
             while not self.scheduler.finished:
@@ -140,6 +146,7 @@ class Driver:
             hint = "this is a bug in dagrl: report it with the details, and run it again from its last checkpoint"
             raise RunError(str(error), hint=hint, details=error.story) from error
         finally:
+            refilling.cancel()
             for task in self._running:
                 task.cancel()
             self._writer.cancel()
@@ -292,6 +299,9 @@ class Driver:
 
     async def _sync(self, sync: Sync) -> None:
         begin = time.time()
+        if joined := self._elastic.admit(sync.follower):
+            self._rollouts.forget(joined)
+            self.groups.write_info(self.folder.path)
 
         async def update() -> None:
             """Wait for the update that makes these weights."""
@@ -380,7 +390,8 @@ class Driver:
         self._steps.record(restart.step).add_move("restart", self.plan.executors[restart.executor], begin)
         self._rollouts.forget(restarted)
         self.groups.write_info(self.folder.path)
-        self.trackers.note(f"{', '.join(map(str, restarted))} restarted")
+        if restarted:
+            self.trackers.note(f"{', '.join(map(str, restarted))} restarted")
 
     async def _save(self, save: Save) -> None:
         begin = time.time()
@@ -421,7 +432,9 @@ class Driver:
         """The metrics of a step at its commit. Raises RunError if the order of prompts needs a missing one."""
         record = self._steps.record(step)
         record.add_number("run/restarts", self._restarts.count)
-        slots = sum(group.ranks for group in self.pipeline.groups.values())
+        if self._elastic.executors:
+            record.add_number("run/missing_ranks", self._elastic.missing)
+        slots = sum(group.ranks for group in self.pipeline.groups.values()) - self._elastic.missing
         version = self._exchange.policy_version(step)
         metrics = record.metrics(self._steps.tokens(step), version, slots, self._last_commit)
         metrics |= self._carried.end_step(step, metrics, validated=self.plan.validates(step))

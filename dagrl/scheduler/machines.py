@@ -36,8 +36,22 @@ class MisfitError(ValueError):
 def assign_machines(groups: Mapping[str, GroupSpec], machines: Sequence[Machine]) -> dict[str, tuple[int, ...]]:
     """The machines of each group, by index, ascending. MisfitError if there is no assignment.
 
-    Partly used machines are filled first, so that whole ones stay free.
+    Partly used machines are filled first, so that whole ones stay free. Elastic groups get fewer machines if there are
+    not enough, the largest ones first.
     """
+    while True:
+        try:
+            return _assign(groups, machines)
+        except MisfitError:
+            elastic = [name for name, group in groups.items() if group.is_elastic]
+            if not elastic:
+                raise
+            largest = max(elastic, key=lambda name: groups[name].nodes)
+            fewer = groups[largest].model_copy(update={"nodes": groups[largest].nodes - 1})
+            groups = {**groups, largest: fewer}
+
+
+def _assign(groups: Mapping[str, GroupSpec], machines: Sequence[Machine]) -> dict[str, tuple[int, ...]]:
     assigned: dict[str, tuple[int, ...]] = {}
     for cpu in (False, True):
         alike = {name: group for name, group in groups.items() if group.is_cpu == cpu}

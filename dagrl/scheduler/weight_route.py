@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from dagrl.config.coordinates import Coordinates
 from dagrl.config.fp8_weights import Fp8Weights
@@ -27,6 +27,10 @@ class WeightRoute:
     """Whether receivers keep the memory of their buckets between updates, because no other engine uses the devices."""
     fp8: Fp8Weights | None = None
     """Weights that the sender quantises."""
+
+    def to(self, ranks: Collection[int]) -> WeightRoute:
+        """The route to some of the ranks."""
+        return replace(self, waves=tuple(tuple(rank for rank in wave if rank in ranks) for wave in self.waves))
 
 
 def weight_route(pipeline: Pipeline, follower: str) -> WeightRoute:

@@ -6,7 +6,7 @@ from dagrl.backends.planning.gpus import gpu_named
 from dagrl.config.capability import Capability
 from dagrl.config.errors import Place, listed, removal, suggest
 from dagrl.config.loading.positions import Findings
-from dagrl.config.schema import CustomNode, EngineSpec, Pipeline, RolloutNode, TrainingNode
+from dagrl.config.schema import CustomNode, EngineSpec, GroupSpec, Pipeline, RolloutNode, TrainingNode
 from dagrl.config.schema.backends import engine_sections
 
 _HOST = "host"
@@ -75,9 +75,23 @@ def _check_groups(pipeline: Pipeline, findings: Findings) -> None:
             what = "both gpus_per_node and cpus_per_node" if group.gpus_per_node else "neither GPUs nor CPU slots"
             message = f"the group has {what}; set one of `gpus_per_node:` and `cpus_per_node:`, 1 or more"
             findings.error(place, message, "group-without-slots")
+        if group.min_nodes is not None:
+            _check_elastic(pipeline, name, group, findings)
         if group.gpu is not None:
             with findings.reporting((*place, "gpu"), "unknown-gpu"):
                 gpu_named(group.gpu)
+
+
+def _check_elastic(pipeline: Pipeline, name: str, group: GroupSpec, findings: Findings) -> None:
+    place: Place = ("groups", name, "min_nodes")
+    if group.min_nodes is not None and group.min_nodes > group.nodes:
+        message = f"it is above `nodes`, {group.nodes}; raise `nodes`, the most machines of the group"
+        findings.error(place, message, "min-above-most")
+    engines = {key: engine for key, engine in pipeline.engines.items() if engine.group == name}
+    generators = [key for key, engine in engines.items() if engine.weights_from is not None]
+    if len(generators) != 1 or len(engines) != 1:
+        message = removal("only a single engine with `weights_from` can lose and gain machines during a run")
+        findings.error(place, message, "not-elastic", depends_on=[("engines",)])
 
 
 def _check_frozen_copy(pipeline: Pipeline, name: str, engine: EngineSpec, findings: Findings) -> None:

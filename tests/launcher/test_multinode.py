@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,33 @@ def test_a_host_that_comes_back_continues_from_the_last_checkpoint(make_job, pip
     steps = [json.loads(line)["step"] for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 41))
     assert [host.left_behind() for host in job.hosts] == [[], []]
+
+
+def test_a_group_with_min_nodes_loses_and_gains_hosts(make_job, pipeline):
+    pipeline["groups"] = {"train": {"cpus_per_node": 1}, "rollout": {"nodes": 2, "min_nodes": 1, "cpus_per_node": 1}}
+    pipeline["engines"]["actor"]["group"] = "train"
+    pipeline["engines"]["generator"]["group"] = "rollout"
+    pipeline["run"] |= {"steps": 100000}
+    job = make_job(3, pipeline)
+    for rank in (0, 1):
+        job.start(rank, PET_NNODES="2:3")
+    job.wait_for(0, "step 2/")
+    job.start(2, PET_NNODES="2:3")
+    job.wait_for(0, "generator/1 joined: generator has 2 of 2 ranks")
+    job.hosts[1].cut_off()
+    job.wait_for(0, "generator/0 is lost: ")
+    job.hosts[1].plug_in()
+    assert job.code(1) == 1, job.everything()
+    job.start(1, PET_NNODES="2:3")
+    job.wait_for(0, "generator/0 joined: generator has 2 of 2 ranks")
+    job.processes[0].terminate()
+    assert job.codes() == [0, 0, 0], job.everything()
+    lines = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(1, len(lines) + 1)]
+    missing = [int(line["run/missing_ranks"]) for line in lines]
+    assert [number for number, _ in groupby(missing)] == [1, 0, 1, 0]
+    assert {line["run/restarts"] for line in lines} == {0}
+    assert [host.left_behind() for host in job.hosts] == [[], [], []]
 
 
 def test_a_signal_on_any_host_stops_all_with_a_checkpoint(make_job, pipeline):

@@ -61,7 +61,7 @@ def make_job(port, lab, tmp_path: Path):
 
     def make(rank: int, *, nodes: int = 3, variables: dict[str, str] | None = None) -> tuple[Job, list[str]]:
         said: list[str] = []
-        node_rank, machine = NodeRank(rank, nodes, LOOPBACK, port, None), Machine(f"host{rank}", 0, 2)
+        node_rank, machine = NodeRank(rank, nodes, nodes, LOOPBACK, port, None), Machine(f"host{rank}", 0, 2)
         variables = {"RAY_AUTH_TOKEN": ""} if variables is None else variables
         return Job(node_rank, machine, pipeline, [], tmp_path / "logs", variables, said.append), said
 

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 from plan_parts import ONE_RANK, executor, task
 
-from dagrl.config.schema import Pipeline, Scope
+from dagrl.config.schema import GroupSpec, Pipeline, Scope
 from dagrl.orchestrator.driver import Driver
 from dagrl.orchestrator.folder.checkpoint import RunState
+from dagrl.orchestrator.groups.elastic import ElasticGroups
 from dagrl.orchestrator.groups.worker_failures import RestartPolicy, WorkerFailures
 from dagrl.orchestrator.steps.record import OpenSteps
 from dagrl.scheduler.commands import Command, CommandDone, Commit, Run, Save
@@ -41,6 +42,7 @@ def test_a_run_that_ends_during_the_rename_of_a_checkpoint_has_logged_its_step(l
         _carried=SimpleNamespace(end_step=lambda *_, **__: {}, after=lambda *_: RunState(3, "model")),
         alarms=SimpleNamespace(look=lambda step, metrics: []),
         _scorer=SimpleNamespace(score=lambda record: None),
+        _elastic=SimpleNamespace(executors=(), missing=0),
         _writer=SimpleNamespace(finish=finish),
     )
     with pytest.raises(asyncio.CancelledError):
@@ -66,6 +68,8 @@ class _FailingInStepTwo(Driver):
         async def end() -> None:
             pass
 
+        fixed = SimpleNamespace(groups={executor.group: GroupSpec() for executor in plan.executors.values()})
+        elastic = ElasticGroups({}, plan, fixed, self.notes.append)  # type: ignore[arg-type]
         closed = SimpleNamespace(drain=end, join=end, close=lambda: None, cancel=lambda: None)
         vars(self).update(
             groups={HOST: SimpleNamespace(handles=[])},
@@ -74,7 +78,10 @@ class _FailingInStepTwo(Driver):
             _writer=closed,
             _steps=SimpleNamespace(lost=lambda committed: []),
             _offloader=SimpleNamespace(describe=lambda workers: ""),
-            _failures=WorkerFailures({}, plan, RestartPolicy(0), 1.0, self._running, self.scheduler.workers_of),  # type: ignore[arg-type]
+            _elastic=elastic,
+            _failures=WorkerFailures(
+                {}, plan, RestartPolicy(0), 1.0, self._running, self.scheduler.workers_of, elastic
+            ),  # type: ignore[arg-type]
         )
 
     async def _event_of(self, command: Command) -> None:

@@ -73,8 +73,24 @@ def test_missing_resources_are_reported_beside_the_available_ones(groups, machin
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(("there", "got"), [(2, 1), (3, 2), (9, 4)])
+def test_a_group_with_min_nodes_gets_as_many_machines_as_there_are(there, got):
+    groups = {"train": GroupSpec(gpus_per_node=8), "rollout": GroupSpec(nodes=4, min_nodes=1, gpus_per_node=8)}
+    placed = assign_machines(groups, gpus(*[8] * there))
+    assert (len(placed["train"]), len(placed["rollout"])) == (1, got)
+    with pytest.raises(MisfitError, match=r"rollout 8 GPUs on one machine; there is node0"):
+        assign_machines(groups, gpus(8))
+
+
 GROUPS = st.lists(
-    st.builds(GroupSpec, nodes=st.integers(1, 3), gpus_per_node=st.integers(1, 5)), min_size=1, max_size=4
+    st.builds(
+        GroupSpec,
+        nodes=st.integers(1, 3),
+        min_nodes=st.none() | st.integers(1, 3),
+        gpus_per_node=st.integers(1, 5),
+    ),
+    min_size=1,
+    max_size=4,
 )
 
 
@@ -82,7 +98,8 @@ GROUPS = st.lists(
 @given(GROUPS, st.lists(st.integers(0, 8), min_size=1, max_size=4))
 def test_a_way_is_found_wherever_there_is_one(specs, counts):
     groups, machines = {f"g{index}": spec for index, spec in enumerate(specs)}, gpus(*counts)
-    ways = product(*(combinations(range(len(machines)), spec.nodes) for spec in specs))
+    least = [min(spec.min_nodes or spec.nodes, spec.nodes) for spec in specs]
+    ways = product(*(combinations(range(len(machines)), nodes) for nodes in least))
     possible = any(holds(groups, machines, dict(zip(groups, way, strict=True))) for way in ways)
     try:
         assert holds(groups, machines, assign_machines(groups, machines))
@@ -96,7 +113,7 @@ def holds(groups: dict[str, GroupSpec], machines: list[Machine], placed: dict[st
     """Whether every group has so many different machines, and none holds more than it has."""
     used = [0] * len(machines)
     for name, spec in groups.items():
-        assert len(set(placed[name])) == spec.nodes
+        assert min(spec.min_nodes or spec.nodes, spec.nodes) <= len(set(placed[name])) <= spec.nodes
         for index in placed[name]:
             used[index] += spec.gpus_per_node
     return all(count <= machine.gpus for count, machine in zip(used, machines, strict=True))

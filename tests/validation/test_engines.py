@@ -24,6 +24,18 @@ CASES = {
         "unknown-gpu",
     ),
     "neither": ("  train: {cpus_per_node: 2}", "  train: {nodes: 2} #!", "groups.train", "group-without-slots"),
+    "more machines at least than at most": (
+        "  rollout: {cpus_per_node: 1}",
+        "  rollout: {cpus_per_node: 1, nodes: 2, min_nodes: 3} #!",
+        "groups.rollout.min_nodes",
+        "min-above-most",
+    ),
+    "an elastic trainer": (
+        "  train: {cpus_per_node: 2}",
+        "  train: {cpus_per_node: 2, nodes: 2, min_nodes: 1} #!",
+        "groups.train.min_nodes",
+        "not-elastic",
+    ),
     "no place": (
         "  actor:\n",
         "  critic: {backend: megatron} #!\n  actor:\n",

@@ -13,6 +13,7 @@ from dagrl.backends.serving.client import ServerError
 from dagrl.backends.serving.section import ROUTED_EXPERTS, ServerSpec
 from dagrl.backends.serving.share import ServerShare
 from dagrl.backends.tested import LibraryVersions
+from dagrl.config.errors import removal
 from dagrl.config.schema import LogprobNode, ModelSpec, Pipeline
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class ServerBackend[Spec: ServerSpec](Backend[Spec]):
         if problem := self.tested.problem(engine.environment, on_gpus=on_gpus, allow_untested=engine.allow_untested):
             place = (*check.place, "environment" if engine.environment else "backend")
             check.findings.error(place, problem, "untested-version", depends_on=[("groups",)])
+        if group is not None and group.is_elastic and engine.nodes_per_server(group) > 1:
+            message = removal(f"a server of `{check.place[-1]}` takes several machines")
+            check.findings.error(("groups", str(engine.group), "min_nodes"), message, "not-elastic")
         check_extra(check)
 
     def weight_reader(self, engine: Spec) -> WeightReader | None:

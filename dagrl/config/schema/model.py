@@ -53,6 +53,9 @@ class GroupSpec(Section):
 
     nodes: Annotated[int, Field(ge=1, le=2**14)] = 1
     """Machines in the group."""
+    min_nodes: Annotated[int, Field(ge=1, le=2**14)] | None = None
+    """Fewest machines, for a group of generators alone: the run begins with as many as there are, goes on without those
+    that are lost, and takes up to `nodes` when they join. Default: all. See docs/elastic.md."""
     gpus_per_node: SlotsPerNode = 0
     """GPUs on each; one engine rank each."""
     cpus_per_node: SlotsPerNode = 0
@@ -67,8 +70,12 @@ class GroupSpec(Section):
         return self.gpus_per_node == 0
 
     @property
+    def is_elastic(self) -> bool:
+        return self.min_nodes is not None and self.min_nodes < self.nodes
+
+    @property
     def ranks(self) -> int:
-        """Engine ranks in the group."""
+        """Engine ranks in the group, with all its machines."""
         return self.nodes * self.slots_per_node
 
     @property

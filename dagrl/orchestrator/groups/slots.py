@@ -1,4 +1,7 @@
-"""Places workers on machines: a placement group for each GPU group, with one bundle per slot."""
+"""Places workers on machines: a placement group for each GPU group, with one bundle per slot.
+
+An elastic group has one for each machine, because machines come and go.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,40 @@ class SlotAllocator:
 
     def __init__(self, plan: Plan, pipeline: Pipeline) -> None:
         self._plan, self._pipeline = plan, pipeline
-        self._reserved: dict[str, PlacementGroup] = {}
-        self._homes: dict[str, list[str]] | None = None
-        """Group -> Ray node ids of its machines, once known."""
+        self._reserved: dict[tuple[str, int], PlacementGroup] = {}
+        """Group and its first machine there, which is 0 unless it is elastic -> its slots."""
+        self._homes: dict[str, list[str | None]] | None = None
+        """Group -> Ray node ids of its machines, once known; None for a machine that an elastic group does not have."""
+
+    async def ranks(self, executor: Executor) -> list[int]:
+        """The ranks of an executor that have a machine."""
+        if executor.group is None or not self._pipeline.groups[executor.group].is_elastic:
+            return [*range(executor.ranks)]
+        per_node = self._pipeline.groups[executor.group].slots_per_node
+        homes = (await self._known_homes())[executor.group]
+        return [rank for rank in range(executor.ranks) if homes[rank // per_node] is not None]
+
+    def join(self, group: str) -> int | None:
+        """Give an elastic group another machine, if one has room; returns its number in the group."""
+        assert self._homes is not None, "no worker has been placed"
+        homes, spec = self._homes[group], self._pipeline.groups[group]
+        free = [
+            machine.id for machine in machines_of(ray, free=True) if machine.slots(spec.is_cpu) >= spec.slots_per_node
+        ]
+        if None not in homes or not free:
+            return None
+        homes[node := homes.index(None)] = free[0]
+        return node
+
+    def has(self, group: str, node: int) -> bool:
+        """Whether an elastic group has this machine. One that is no longer in the cluster leaves the group."""
+        assert self._homes is not None, "no worker has been placed"
+        home = self._homes[group][node]
+        if home is not None and home not in {machine.id for machine in machines_of(ray)}:
+            self._homes[group][node] = home = None
+            if placement := self._reserved.pop((group, node), None):
+                remove_placement_group(placement)
+        return home is not None
 
     async def place(
         self, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]
@@ -57,20 +91,24 @@ class SlotAllocator:
         self, group: str, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]
     ) -> list[dict[str, object]]:
         self._check_homes(group)
-        placement = await self._reserve(group)
+        spec = self._pipeline.groups[group]
         tenants = sum(other.group == group for other in self._plan.executors.values())
         share = {"num_cpus": 0, "num_gpus": 1 / tenants} if executor.on_gpus else {"num_cpus": 1 / tenants}
         options = []
         for rank in ranks:
             python = python_of(self._pipeline, executor.engines[0], rank, run_dir)
-            pinned = {"placement_group": placement, "placement_group_bundle_index": rank}
+            first = rank // spec.slots_per_node if spec.is_elastic else 0
+            placement = await self._reserve(group, first)
+            bundle = rank - first * spec.slots_per_node
+            pinned = {"placement_group": placement, "placement_group_bundle_index": bundle}
             env = {"py_executable": python} if python else None
             options.append({**share, **pinned, "max_concurrency": threads, "runtime_env": env})
         return options
 
     def _check_homes(self, group: str) -> None:
         """Raise WorkerLostError if a machine with slots of the group is lost, because no worker can restart there."""
-        if self._homes is not None:
+        # An elastic group places only on machines that are there.
+        if self._homes is not None and not self._pipeline.groups[group].is_elastic:
             there = {machine.id for machine in machines_of(ray)}
             if gone := sum(home not in there for home in self._homes[group]):
                 few = "1 machine" if gone == 1 else f"{gone} machines"
@@ -81,17 +119,16 @@ class SlotAllocator:
             remove_placement_group(placement)
         self._reserved = {}
 
-    async def _reserve(self, group: str) -> PlacementGroup:
+    async def _reserve(self, group: str, first: int) -> PlacementGroup:
         """A bundle for each slot, machine by machine, so that neighbouring ranks share a machine."""
-        if group not in self._reserved:
-            if self._homes is None:
-                self._homes = await self._find_homes()
+        if (group, first) not in self._reserved:
             spec, bound = self._pipeline.groups[group], self._pipeline.run.start_timeout_s
-            per_machine = spec.gpus_per_node or spec.cpus_per_node
-            pinned = [{_NODE_LABEL: machine} for machine in self._homes[group] for _ in range(per_machine)]
-            bundles = [{"CPU" if spec.is_cpu else "GPU": 1}] * spec.ranks
+            homes = (await self._known_homes())[group]
+            homes = [homes[first]] if spec.is_elastic else homes
+            pinned = [{_NODE_LABEL: str(machine)} for machine in homes for _ in range(spec.slots_per_node)]
+            bundles = [{"CPU" if spec.is_cpu else "GPU": 1}] * len(pinned)
             placement = placement_group(bundles, strategy="PACK", bundle_label_selector=pinned)
-            self._reserved[group] = placement
+            self._reserved[group, first] = placement
             deadline = time.monotonic() + bound
             # In slices: Ctrl-C does not wait for the thread, and Ray does not shut down under it.
             while not await asyncio.to_thread(placement.wait, _SLICE_S):
@@ -100,9 +137,14 @@ class SlotAllocator:
                         f"waited {bound:g} s for the slots of group {group}",
                         hint="are there enough free CPUs and GPUs? `ray status` says who has them",
                     )
-        return self._reserved[group]
+        return self._reserved[group, first]
 
-    async def _find_homes(self) -> dict[str, list[str]]:
+    async def _known_homes(self) -> dict[str, list[str | None]]:
+        if self._homes is None:
+            self._homes = await self._find_homes()
+        return self._homes
+
+    async def _find_homes(self) -> dict[str, list[str | None]]:
         """Ray node ids of each group's machines. Waits for resources that another job holds: it may be ending."""
         bound = self._pipeline.run.start_timeout_s
         deadline = time.monotonic() + bound
@@ -119,4 +161,5 @@ class SlotAllocator:
                     ) from error
                 await asyncio.sleep(_PAUSE_S)
             else:
-                return {group: [machines[index].id for index in chosen] for group, chosen in assigned.items()}
+                homes = {group: [machines[index].id for index in chosen] for group, chosen in assigned.items()}
+                return {group: [*ids, *[None] * (groups[group].nodes - len(ids))] for group, ids in homes.items()}

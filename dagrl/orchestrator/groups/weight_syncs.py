@@ -48,6 +48,7 @@ class WeightSyncs:
         self._pending[sync.follower] = PendingWeights(self._number, sync.version)
         try:
             route = self._routes.setdefault(sync.follower, weight_route(self._pipeline, sync.follower))
+            route = route.to(self._groups[sync.follower].by_rank)
             through_store = route.way == "object_store"
             seconds, sent = await (self._through_store if through_store else self._direct)(sync, route, update)
         finally:

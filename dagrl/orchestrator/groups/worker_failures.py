@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 
+from dagrl.orchestrator.groups.elastic import ElasticGroups
 from dagrl.orchestrator.groups.worker_group import WorkerGroups
 from dagrl.scheduler.commands import Command, Event, Run, WorkerLost
 from dagrl.scheduler.plan import HOST, Plan, WorkerId
@@ -55,8 +56,10 @@ class WorkerFailures:
         timeout_s: float,
         running: Mapping[asyncio.Task[Event | None], Command],
         workers_of: Callable[[Command], tuple[str, ...]],
+        elastic: ElasticGroups,
     ) -> None:
         self._groups, self._plan, self._policy, self._timeout_s = groups, plan, policy, timeout_s
+        self._elastic = elastic
         self._running, self._workers_of = running, workers_of
         self._unreported: set[str] = set()
         """Executors with a loss that the scheduler does not know about yet. Commands that it begins on them until then
@@ -77,16 +80,27 @@ class WorkerFailures:
         if len(executors) != 1 or not self._plan.restarts(*executors):
             raise failure
         (executor,) = executors
+        lost, killed = set[int](), set[int]()
         for worker in failure.lost:
             ranks = self._plan.executors[executor].ranks_lost_with(worker.rank)
-            self._lost.setdefault(executor, set()).update(ranks)
+            if self._elastic.has_spared(executor, ranks):
+                continue  # another command has failed with the same workers
+            lost.update(ranks)
             if worker in failure.dead:
-                self._killed.setdefault(executor, set()).update(ranks)
+                killed.update(ranks)
                 self._groups.kill_ranks(executor, ranks)
+        spared = self._elastic.spare(executor, killed)
+        needed = lost - killed if spared else lost
+        if needed:
+            self._lost.setdefault(executor, set()).update(needed)
+            self._killed.setdefault(executor, set()).update(set() if spared else killed)
+        names = ", ".join(map(str, failure.lost))
+        if spared:
+            note(f"{names} is lost: {failure.cause}; {executor} goes on without")
         if executor in self._unreported:
             return None
-        lost = ", ".join(map(str, failure.lost))
-        note(self._policy.use_restart(failure, f"{executor} goes on when {lost} is restarted"))
+        if needed:
+            note(self._policy.use_restart(failure, f"{executor} goes on when {names} is restarted"))
         self._unreported.add(executor)
         await self._join_others(executor)
         return WorkerLost(executor)
@@ -100,11 +114,15 @@ class WorkerFailures:
         self._unreported -= {event.executor for event in events if isinstance(event, WorkerLost)}
 
     async def restart(self, executor: str) -> list[WorkerId]:
-        """Restart the lost workers of an executor on their slots, and return them. Raises WorkerLostError."""
-        ranks = sorted(self._lost[executor])
+        """Restart the lost workers of an executor on their slots, and return them. Raises WorkerLostError.
+
+        An elastic group has gone on without those that were killed.
+        """
+        ranks = sorted(self._lost.get(executor, ()))
         workers = [WorkerId(executor, rank) for rank in ranks]
         try:
-            await self._groups.start_again(executor, ranks, self._killed.get(executor, set()))
+            if ranks:
+                await self._groups.start_again(executor, ranks, self._killed.get(executor, set()))
         except WorkerLostError:
             # Some may run, or be about to start.
             self._killed[executor] = {*ranks}
@@ -119,7 +137,7 @@ class WorkerFailures:
                 hint=error.hint,
                 details=error.details,
             ) from error
-        del self._lost[executor]
+        self._lost.pop(executor, None)
         self._killed.pop(executor, None)
         return workers
 

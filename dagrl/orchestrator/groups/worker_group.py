@@ -37,10 +37,15 @@ _GENERATOR_THREADS = MAX_OPEN_CHUNKS + 8
 
 
 class WorkerGroup:
-    """The workers of one executor, by rank."""
+    """The workers of one executor, by rank. An executor on an elastic group may lack some."""
 
-    def __init__(self, handles: Iterable[WorkerHandle]) -> None:
-        self.handles = list(handles)
+    def __init__(self, handles: Iterable[WorkerHandle] = ()) -> None:
+        self.by_rank = {handle.id.rank: handle for handle in handles}
+
+    @property
+    def handles(self) -> list[WorkerHandle]:
+        """Those that are there, in the order of their ranks."""
+        return [handle for _, handle in sorted(self.by_rank.items())]
 
     def submit_all[**P, Result](
         self, waits_for: str, method: Callable[Concatenate[Worker, P], Result], /, *args: P.args, **kwargs: P.kwargs
@@ -92,7 +97,7 @@ class WorkerGroups:
     def __init__(self, plan: Plan, pipeline: Pipeline) -> None:
         self._plan, self._pipeline = plan, pipeline
         self._groups: dict[str, WorkerGroup] = {}
-        self._slots = SlotAllocator(plan, pipeline)
+        self.slots = SlotAllocator(plan, pipeline)
         self._start_timeout = Timeout(pipeline.run.start_timeout_s, "start_timeout_s")
         self._timeout = Timeout(pipeline.run.node_timeout_s, "node_timeout_s")
         self._setup: StartEngine | None = None
@@ -102,8 +107,7 @@ class WorkerGroups:
 
     def servers(self, executor: Executor) -> list[WorkerHandle]:
         """The workers of an executor that take requests: one of each replica."""
-        ranks = zip(self[executor.name].handles, executor.places, strict=True)
-        return [handle for handle, place in ranks if place.primary]
+        return [handle for handle in self[executor.name].handles if executor.places[handle.id.rank].primary]
 
     # -- start
 
@@ -115,7 +119,7 @@ class WorkerGroups:
         """
         self._setup = setup
         for name, executor in self._plan.executors.items():
-            self._groups[name] = WorkerGroup(await self._place(executor, range(executor.ranks)))
+            self._groups[name] = WorkerGroup(await self._place(executor, await self.slots.ranks(executor)))
         described = {
             name: self._describe(group.handles, f"the workers of {name} to start")
             for name, group in self._groups.items()
@@ -132,7 +136,7 @@ class WorkerGroups:
         assert self._setup is not None
         name, generates, run_dir = executor.name, self._plan.generates(executor.name), self._setup.run_dir
         threads = _GENERATOR_THREADS if generates else 1
-        actors = await self._slots.place(executor, run_dir, threads, ranks)
+        actors = await self.slots.place(executor, run_dir, threads, ranks)
         return [
             WorkerHandle(
                 WorkerId(name, rank),
@@ -169,7 +173,7 @@ class WorkerGroups:
             residency = residency_after_start(executor, chain)
             try:
                 await run_all([call.result(self._start_timeout) for call in preloads.get(name, ())])
-                await self._start(executor, setup, range(executor.ranks))
+                await self._start(executor, setup, group.by_rank)
                 if executor.restored and resumed_from is not None:
                     await group.call_all(f"{name} to load {resumed_from}", Worker.load, resumed_from / name)
                 if residency is not Residency.AWAKE:
@@ -188,10 +192,14 @@ class WorkerGroups:
         return [handle.submit(what, Worker.preload, setup.pipeline, executor.engines[0]) for handle in handles]
 
     async def _start(self, executor: Executor, setup: StartEngine, ranks: Iterable[int]) -> None:
-        handles = self[executor.name].handles
-        rank_setups = setups(executor, [handle.info for handle in handles], setup)
+        await self._start_engines(executor, setup, self[executor.name].by_rank, ranks)
+
+    async def _start_engines(
+        self, executor: Executor, setup: StartEngine, workers: Mapping[int, WorkerHandle], ranks: Iterable[int]
+    ) -> None:
+        rank_setups = setups(executor, {rank: worker.info for rank, worker in workers.items()}, setup)
         what = f"engine {executor.name} to start"
-        calls = [handles[rank].submit(what, Worker.start, rank_setups[rank]) for rank in ranks]
+        calls = [workers[rank].submit(what, Worker.start, rank_setups[rank]) for rank in ranks]
         await run_all([call.result(self._start_timeout) for call in calls])
 
     def write_info(self, folder: Path) -> None:
@@ -204,18 +212,42 @@ class WorkerGroups:
 
     def kill_ranks(self, name: str, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            ray.kill(self[name].handles[rank].actor)
+            ray.kill(self[name].by_rank[rank].actor)
 
     async def start_again(self, name: str, ranks: Sequence[int], killed: Collection[int]) -> None:
         """Put new workers on the slots of the killed ranks; the others build their engine again. Raises RunError."""
         assert self._setup is not None, "start_again before launch"
-        executor, handles = self._plan.executors[name], self[name].handles
-        for rank, handle in zip(sorted(killed), await self._place(executor, sorted(killed)), strict=True):
-            handles[rank] = handle
-        lost = [handles[rank] for rank in ranks]
+        executor, workers = self._plan.executors[name], self[name].by_rank
+        workers |= {handle.id.rank: handle for handle in await self._place(executor, sorted(killed))}
+        lost = [workers[rank] for rank in ranks]
         what = f"{', '.join(str(handle.id) for handle in lost)} to restart"
         await self._locate(lost, self._describe(lost, what))
         await self._start(executor, self._setup, ranks)
+
+    # -- workers of elastic groups: `elastic` says which
+
+    async def start_more(self, name: str, ranks: Sequence[int]) -> list[WorkerHandle]:
+        """Start workers of an executor that do not belong to it yet. Raises RunError, and kills them."""
+        assert self._setup is not None, "start_more before launch"
+        executor = self._plan.executors[name]
+        handles = await self._place(executor, ranks)
+        try:
+            what = f"{', '.join(str(handle.id) for handle in handles)} to join"
+            await self._locate(handles, self._describe(handles, what))
+            await self._start_engines(executor, self._setup, {handle.id.rank: handle for handle in handles}, ranks)
+        except BaseException:
+            for handle in handles:
+                ray.kill(handle.actor)
+            raise
+        return handles
+
+    def add(self, handles: Iterable[WorkerHandle]) -> None:
+        for handle in handles:
+            self[handle.id.executor].by_rank[handle.id.rank] = handle
+
+    def remove(self, name: str, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            del self[name].by_rank[rank]
 
     # -- end
 
@@ -233,7 +265,7 @@ class WorkerGroups:
     def kill(self) -> None:
         for handle in self._handles():
             ray.kill(handle.actor)
-        self._slots.release()
+        self.slots.release()
         self._groups = {}
         if self._setup is not None:
             shutil.rmtree(self._setup.run_dir / CALLS, ignore_errors=True)
@@ -247,8 +279,8 @@ class WorkerGroups:
         return [handle for group in self._groups.values() for handle in group.handles]
 
 
-def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine) -> list[StartEngine]:
-    """One for each rank. `where`: the places of the ranks' workers; `common`: the part that all workers share.
+def setups(executor: Executor, where: Mapping[int, WorkerInfo], common: StartEngine) -> dict[int, StartEngine]:
+    """One for each rank of `where`, the places of the ranks' workers; `common`: the part that all workers share.
 
     The ranks of an engine meet at its first rank, the ranks of a server at the server's first one. The first rank of a
     server on each machine gets all of the server's GPUs there.
@@ -256,9 +288,9 @@ def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine)
     engine = executor.engines[0] if executor.engines else None
     spec = common.pipeline.engines[engine] if engine else None
     group = common.pipeline.groups[str(spec.group)] if spec and spec.replicas_are_servers else None
-    rank_setups = []
-    for rank, place in enumerate(executor.places):
-        leader = where[0]
+    rank_setups = {}
+    for rank in where:
+        place, leader = executor.places[rank], where[min(where)]
         gpus: tuple[str, ...] = ()
         if group is not None:
             per_node = group.gpus_per_node or group.cpus_per_node
@@ -266,19 +298,17 @@ def setups(executor: Executor, where: Sequence[WorkerInfo], common: StartEngine)
             here = [other for other in server if other // per_node == rank // per_node]
             leader = where[server[0]]
             gpus = tuple(gpu for other in here for gpu in where[other].gpus) if rank == here[0] else ()
-        rank_setups.append(
-            replace(
-                common,
-                engine=engine,
-                rank=rank,
-                world_size=executor.ranks,
-                trained=executor.trained,
-                keeps_start_weights=any(
-                    common.pipeline.engines[copy].moving_average is None for copy in executor.engines[1:]
-                ),
-                master_addr=leader.address,
-                master_port=leader.port,
-                gpus=gpus,
-            )
+        rank_setups[rank] = replace(
+            common,
+            engine=engine,
+            rank=rank,
+            world_size=executor.ranks,
+            trained=executor.trained,
+            keeps_start_weights=any(
+                common.pipeline.engines[copy].moving_average is None for copy in executor.engines[1:]
+            ),
+            master_addr=leader.address,
+            master_port=leader.port,
+            gpus=gpus,
         )
     return rank_setups

@@ -308,7 +308,7 @@ class LocalRank:
         for name, executor in executors.items():
             assert executor.ranks == 1, f"{name} has {executor.ranks} ranks"
             worker = self._workers[name] = Worker()
-            worker.start(setups(executor, [worker.describe()], common)[0])
+            worker.start(setups(executor, {0: worker.describe()}, common)[0])
 
     async def load(self, executor: str, folder: Path) -> None:
         self._workers[executor].load(folder)

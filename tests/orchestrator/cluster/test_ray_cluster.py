@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,6 +67,39 @@ def test_a_running_ray_is_joined_and_left_as_it_was(lab, running_ray, tmp_path):
         assert time.monotonic() < deadline, account
         time.sleep(1)
     assert kept_calls(running_ray) <= 1, "Ray's control store keeps calls: it grows with every step"
+
+
+def test_a_group_with_min_nodes_gains_and_loses_a_machine(lab, running_ray, tmp_path):
+    pipeline = lab.tiny_pipeline()
+    pipeline["groups"]["rollout"] = {"cpus_per_node": 1, "nodes": 2, "min_nodes": 1}
+    pipeline["run"] |= {"steps": 10000, "save_every": None, "validate_every": None}
+    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run", ray_address=running_ray)
+    run.wait_for_step(1)
+    join = [RAY, "start", f"--address={running_ray}", "--num-cpus=1", "--object-store-memory=134217728", "--block"]
+    with subprocess.Popen(join, env=os.environ | NO_TOKEN, stdout=subprocess.DEVNULL, start_new_session=True) as other:
+        try:
+            wait_until(run, lambda: "generator/1 joined: generator has 2 of 2 ranks" in run.output)
+            run.wait_for_step(run.metrics()[-1]["step"] + 3)
+            worker = json.loads((run.folder / "workers.json").read_text())["generator/1"]
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)
+    wait_until(run, lambda: "generator/1 is lost: " in run.output)
+    run.wait_for_step(run.metrics()[-1]["step"] + 3)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 0, run.output
+    metrics = run.metrics()
+    assert [line["step"] for line in metrics] == [*range(1, len(metrics) + 1)]
+    missing = [int(line["run/missing_ranks"]) for line in metrics]
+    assert [number for number, _ in itertools.groupby(missing)] == [1, 0, 1]
+    assert {line["run/restarts"] for line in metrics} == {0}
+    assert not Path(f"/proc/{worker['pid']}").exists()
+
+
+def wait_until(run, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert run.process.poll() is None and time.monotonic() < deadline, run.output
+        time.sleep(0.1)
 
 
 def kept_calls(address: str) -> int:

@@ -54,6 +54,8 @@ class Call:
 class Group:
     """The workers of one executor."""
 
+    by_rank = (0, 1)
+
     def __init__(self, workers: Workers, executor: str) -> None:
         self._workers, self._executor = workers, executor
 

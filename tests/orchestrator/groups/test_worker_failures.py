@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dagrl.config.coordinates import Coordinates
-from dagrl.config.schema import Scope
+from dagrl.config.schema import GroupSpec, Scope
+from dagrl.orchestrator.groups.elastic import ElasticGroups
 from dagrl.orchestrator.groups.worker_failures import RestartPolicy, WorkerFailures
 from dagrl.scheduler.commands import Command, CommandDone, Run, Sync, WorkerLost
 from dagrl.scheduler.plan import Executor, Plan, PlannedTask, Rows, WorkerId
@@ -29,6 +31,7 @@ PLAN = Plan(
     shards=2,
     steps=9,
 )
+GROUPS = SimpleNamespace(groups={name: GroupSpec(cpus_per_node=2) for name in PLAN.executors})
 REWARD = Run(3, "reward", (0,))
 SCORED = Run(3, "scored", (0,))
 EXECUTORS = {ROLLOUT: ("generator",), SYNC: ("generator", "actor"), REWARD: ("host",), SCORED: ("teacher",)}
@@ -53,10 +56,13 @@ class Scene:
 
     def __init__(self, most: int = 3, bound_s: float = 5.0) -> None:
         self.groups, self.notes, self.heard = Workers(), [], []
+        elastic = ElasticGroups(self.groups, PLAN, GROUPS, self.notes.append)  # type: ignore[arg-type]
         restarts = RestartPolicy(most)
         restarts.has_run = True
         self.under_way: dict[asyncio.Task[Any], Command] = {}
-        self.failures = WorkerFailures(self.groups, PLAN, restarts, bound_s, self.under_way, EXECUTORS.__getitem__)  # type: ignore[arg-type]
+        self.failures = WorkerFailures(
+            self.groups, PLAN, restarts, bound_s, self.under_way, EXECUTORS.__getitem__, elastic
+        )  # type: ignore[arg-type]
 
     def begin(self, command: Command, action: Callable[[], Awaitable[None]]) -> asyncio.Task[Any]:
         async def carry_out() -> None:

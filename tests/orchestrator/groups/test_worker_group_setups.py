@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -54,16 +55,16 @@ def test_the_slots_of_a_server_are_lost_together(
 def setups_of(tmp_path: Path):
     """Executor and overrides -> setup messages of its workers, each on its own port, four GPUs a machine."""
 
-    def make(name: str, *overrides: str) -> list[StartEngine]:
+    def make(name: str, *overrides: str, ranks: Sequence[int] | None = None) -> list[StartEngine]:
         (tmp_path / "p.yaml").write_text(PIPELINE)
         loaded = load_pipeline(tmp_path / "p.yaml", overrides)
         executor = make_plan(loaded.pipeline, build_graph(loaded.pipeline, loaded.folder)).executors[name]
-        where = [
-            WorkerInfo("host", f"10.0.0.{rank // 4}", 4000 + rank, 1, (str(rank % 4),))
-            for rank in range(executor.ranks)
-        ]
+        where = {
+            rank: WorkerInfo("host", f"10.0.0.{rank // 4}", 4000 + rank, 1, (str(rank % 4),))
+            for rank in (range(executor.ranks) if ranks is None else ranks)
+        }
         common = StartEngine(loaded.pipeline, None, tmp_path, None, 0, 1, trained=False, keeps_start_weights=False)
-        return setups(executor, where, common)
+        return [*setups(executor, where, common).values()]
 
     return make
 
@@ -91,3 +92,11 @@ def test_a_server_on_two_machines_is_started_on_both_and_meets_on_the_first(setu
     every = ("0", "1", "2", "3")
     assert [each.gpus for each in told] == [every, (), (), (), every, (), (), ()]
     assert {(each.master_addr, each.master_port) for each in told} == {("10.0.0.0", 4000)}
+
+
+def test_a_server_that_joins_later_needs_no_other(setups_of) -> None:
+    told = setups_of("generator", ranks=(2, 3))
+    assert [(each.rank, each.gpus, each.master_port, each.world_size) for each in told] == [
+        (2, ("2", "3"), 4002, 8),
+        (3, (), 4002, 8),
+    ]

@@ -52,6 +52,9 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     class Slots:
         def __init__(self, *_: Any) -> None: ...
 
+        async def ranks(self, executor: Any) -> list[int]:
+            return [*range(executor.ranks)]
+
         async def place(self, executor: Any, *_: Any) -> list[Actor]:
             return [Actor(executor.name) for _ in range(executor.ranks)]
 
