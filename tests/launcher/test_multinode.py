@@ -131,7 +131,7 @@ def test_a_group_with_min_nodes_loses_and_gains_hosts(make_job, pipeline):
     pipeline["groups"] = {"train": {"cpus_per_node": 1}, "rollout": {"nodes": 2, "min_nodes": 1, "cpus_per_node": 1}}
     pipeline["engines"]["actor"]["group"] = "train"
     pipeline["engines"]["generator"]["group"] = "rollout"
-    pipeline["run"] |= {"steps": 100000}
+    pipeline["run"] |= {"steps": 100000, "host_workers": 2}
     job = make_job(3, pipeline)
     for rank in (0, 1):
         job.start(rank, PET_NNODES="2:3")

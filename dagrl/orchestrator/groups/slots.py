@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.cluster.ray_cluster import machines_of
-from dagrl.scheduler.machines import MisfitError, assign_machines
+from dagrl.scheduler.machines import Machine, MisfitError, assign_machines
 from dagrl.scheduler.plan import Executor, Plan
 from dagrl.workers.errors import RunError, WorkerLostError
 from dagrl.workers.profiled import python_of
@@ -74,8 +74,8 @@ class SlotAllocator:
         # Otherwise Ray's control store keeps an event for each call, 39 KB a step, up to 100,000 of them.
         remote = ray.remote(enable_task_events=False)(Worker)
         if executor.group is None:
-            # CPU workers are spread over all machines. The first one is on the driver's machine, which has the data.
-            machines = machines_of(ray)
+            # CPU workers are spread over the machines. The first one is on the driver's machine, which has the data.
+            machines = await self._lasting()
             homes = [NodeAffinitySchedulingStrategy(machine.id, soft=False) for machine in machines]
             options = [{"num_cpus": 0, "scheduling_strategy": homes[rank % len(homes)]} for rank in ranks]
         else:
@@ -86,6 +86,16 @@ class SlotAllocator:
             # There may be thousands: the loop handles Ctrl-C in between.
             await asyncio.sleep(0)
         return actors
+
+    async def _lasting(self) -> list[Machine]:
+        """The driver's machine, and others that the run needs to its end, as it needs its CPU workers."""
+        machines = machines_of(ray)
+        groups = self._pipeline.groups
+        if not any(group.is_elastic for group in groups.values()):
+            return machines
+        known = await self._known_homes()
+        needed = {home for name, homes in known.items() if not groups[name].is_elastic for home in homes}
+        return [machine for index, machine in enumerate(machines) if not index or machine.id in needed]
 
     async def _options_on(
         self, group: str, executor: Executor, run_dir: Path, threads: int, ranks: Iterable[int]

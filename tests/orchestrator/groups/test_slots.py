@@ -55,7 +55,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> CountingRay:
 
 def test_the_creation_of_many_workers_can_be_cancelled(ray: CountingRay) -> None:
     many = 10_000
-    slots = SlotAllocator(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    slots = SlotAllocator(SimpleNamespace(), SimpleNamespace(groups={}))  # type: ignore[arg-type]
     executor: Any = SimpleNamespace(group=None, ranks=many)
 
     async def interrupted() -> None:
@@ -71,7 +71,7 @@ def test_the_creation_of_many_workers_can_be_cancelled(ray: CountingRay) -> None
 
 
 def test_workers_are_created_in_order_and_their_calls_are_not_kept(ray: CountingRay) -> None:
-    slots = SlotAllocator(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    slots = SlotAllocator(SimpleNamespace(), SimpleNamespace(groups={}))  # type: ignore[arg-type]
     actors = asyncio.run(slots.place(SimpleNamespace(group=None, ranks=3), Path(), 1, range(3)))  # type: ignore[arg-type]
     assert (len(actors), ray.created) == (3, 3)
     assert ray.options == {"enable_task_events": False}
