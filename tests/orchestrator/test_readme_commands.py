@@ -167,6 +167,9 @@ SETUP = NotHere("sets up or tests the repository that this test is a part of")
 NOT_HERE: dict[str, NotHere] = {
     'dagrl data environment my_tasks:Tasks --python envs/tasks/bin/python --args \'{"split": "train"}\' '
     "--out data/tasks.parquet": NotHere("tests/cli/test_data.py calls it with an environment"),
+    'dagrl data environment nemo_gym --args \'{"data": "tasks.jsonl"}\' --out data/tasks.parquet': NotHere(
+        "tests/orchestrator/test_environment_servers.py calls it with tasks"
+    ),
     **dict.fromkeys(
         ("dagrl doctor model ~/models/Qwen3-8B", "dagrl doctor model ~/models/granite-4"),
         NotHere("tests/doctor/test_model.py calls it with other folders"),
