@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -18,10 +19,13 @@ from dagrl.launcher.ray_node import DRIVER, HEAD, RayNode, session
 from dagrl.launcher.rendezvous import Peer, Rendezvous
 from dagrl.orchestrator.cluster.session import small_shared_memory
 from dagrl.scheduler.machines import MisfitError, assign_machines
+from dagrl.scheduler.plan import WorkerId
 
 _PROGRESS_S = 10.0
 _LAST_CALL_S = 30.0
 """Time in which no machine has joined, after which a job with fewer than the most begins; torchrun's."""
+_LEAVES_AFTER_S = 2.0
+"""Time for the stop signals of other machines, which batch systems send to all at once."""
 _MAX_NAMED = 16
 _SELF = "rank 0"
 
@@ -29,7 +33,7 @@ _SELF = "rank 0"
 async def lead(job: Job) -> int:
     """Run the job, and return the exit code of all machines."""
     leader = _Leader(job)
-    stopping = stop_signals(lambda count: leader.stop_requested(_SELF, count))
+    stopping = stop_signals(lambda count: leader.stop_requested(None, count))
     with stopping, session(job.logs, "rank0-") as (folder, watch):
         return await leader.lead(folder, watch)
 
@@ -61,6 +65,8 @@ class _Leader(Rendezvous):
         """Addresses of the machines in the Ray cluster."""
         self._is_running = False
         """Whether `dagrl run` runs, which handles the loss of machines itself."""
+        self._leaving: set[int] = set()
+        """Ranks of the machines that are taken away."""
         self._stops = 0
         """Stop signals that were forwarded to it."""
 
@@ -113,8 +119,12 @@ class _Leader(Rendezvous):
             self.failed(f"lost {peer}: {why}")
         self._changed.set()
 
-    def stop_requested(self, who: str, count: int) -> None:
-        if not self._is_running or self._node is None:
+    def stop_requested(self, peer: Peer | None, count: int) -> None:
+        who = str(peer or _SELF)
+        if peer and count == 1 and self._is_running and self._can_spare(peer):
+            self._leaving.add(peer.rank)
+            asyncio.get_running_loop().call_later(_LEAVES_AFTER_S, self._let_leave, peer)
+        elif not self._is_running or self._node is None:
             self._error = self._error or LaunchError(f"stopped from {who} before the run started", code=130)
             self._changed.set()
         elif count > self._stops:
@@ -122,6 +132,30 @@ class _Leader(Rendezvous):
             self._stops = count
             self._job.note(f"stop requested on {who}")
             self._node.signal_driver(signal.SIGKILL if count >= STOP_AT_ONCE else signal.SIGINT)
+
+    def _let_leave(self, peer: Peer) -> None:
+        if self._stops == 0 and self.peers.get(peer.rank) is peer:
+            self._job.note(f"{peer} leaves the run")
+            self.let_go(peer, "this machine leaves the run, which goes on without it")
+        self._leaving.discard(peer.rank)
+
+    def _can_spare(self, peer: Peer) -> bool:
+        """Whether the run goes on without a machine, by the places of its workers."""
+        pipeline, file = self._job.pipeline, self._job.logs.parent / "workers.json"
+        hosts = [other.host for other in self.peers.values()]
+        if self._job.node_rank.least == self._job.node_rank.nodes or hosts.count(peer.host) > 1 or not file.is_file():
+            return False
+        away = {peer.host, *(other.host for other in self.peers.values() if other.rank in self._leaving)}
+        left, uses = Counter[str](), set[str]()
+        for name, worker in json.loads(file.read_text()).items():
+            executor = WorkerId.parse(name).executor
+            left[executor] += worker["host"] not in away
+            uses |= {executor} if worker["host"] == peer.host else set()
+        groups = {name: pipeline.groups[str(pipeline.engines[name].group)] for name in uses & pipeline.engines.keys()}
+        return uses == groups.keys() and all(
+            group.is_elastic and left[name] >= (group.min_nodes or 0) * group.slots_per_node
+            for name, group in groups.items()
+        )
 
     def failed(self, sentence: str) -> None:
         if self._is_running:

@@ -27,6 +27,7 @@ class Peer:
 
     rank: int
     machine: Machine
+    host: str
     address: str
 
     def __str__(self) -> str:
@@ -66,8 +67,8 @@ class Rendezvous:
     def left(self, peer: Peer, why: str) -> None:
         """A machine closed its connection, or is lost."""
 
-    def stop_requested(self, who: str, count: int) -> None:
-        """A machine received its `count`-th stop signal."""
+    def stop_requested(self, peer: Peer | None, count: int) -> None:
+        """A machine, None for rank 0, received its `count`-th stop signal."""
 
     def failed(self, sentence: str) -> None:
         """Called when the job cannot work, with the reason."""
@@ -100,6 +101,10 @@ class Rendezvous:
         for peer_rank, connection in self._connections.items():
             if rank in (None, peer_rank):
                 connection.send("join", head=head, token=self.drawn_token)
+
+    def let_go(self, peer: Peer, why: str) -> None:
+        """End the work of one machine, with exit code 0."""
+        self._connections[peer.rank].send("end", code=0, why=why)
 
     async def close(self, code: int, why: str, *, await_missing: bool = False) -> None:
         """Send the end of the job to all machines, and wait a while until they leave.
@@ -139,7 +144,7 @@ class Rendezvous:
             while (message := await connection.recv())["kind"] != "bye":
                 match message:
                     case {"kind": "stop", "count": int(count)}:
-                        self.stop_requested(str(peer), count)
+                        self.stop_requested(peer, count)
                     case {"kind": "failed", "why": sentence}:
                         self.failed(f"{peer}: {sentence}")
         except LostError as error:
@@ -162,7 +167,9 @@ class Rendezvous:
                 "the same RAY_AUTH_TOKEN"
             )
         self._check(hello)
-        return Peer(hello.rank, Machine(f"{hello.host}, {hello.address}", hello.gpus, hello.cpus), hello.address)
+        return Peer(
+            hello.rank, Machine(f"{hello.host}, {hello.address}", hello.gpus, hello.cpus), hello.host, hello.address
+        )
 
     def _check(self, hello: Hello) -> None:
         """Refuse a machine that contradicts the others."""

@@ -144,12 +144,17 @@ def test_a_group_with_min_nodes_loses_and_gains_hosts(make_job, pipeline):
     assert job.code(1) == 1, job.everything()
     job.start(1, PET_NNODES="2:3")
     job.wait_for(0, "generator/0 joined: generator has 2 of 2 ranks")
-    job.processes[0].terminate()
+    job.wait_for(0, "step ")
+    job.processes[2].terminate()
+    assert job.code(2) == 0 and "this machine leaves the run, which goes on without it" in job.output(2)
+    job.wait_for(0, "generator/1 is lost: ")
+    for rank in (0, 1):
+        job.processes[rank].terminate()
     assert job.codes() == [0, 0, 0], job.everything()
     lines = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, len(lines) + 1)]
     missing = [int(line["run/missing_ranks"]) for line in lines]
-    assert [number for number, _ in groupby(missing)] == [1, 0, 1, 0]
+    assert [number for number, _ in groupby(missing)] == [1, 0, 1, 0, 1]
     assert {line["run/restarts"] for line in lines} == {0}
     assert [host.left_behind() for host in job.hosts] == [[], [], []]
 

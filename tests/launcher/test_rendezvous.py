@@ -368,7 +368,7 @@ def test_a_stop_signal_after_the_run_changes_nothing(make_job, monkeypatch):
         return Driver()
 
     async def close(rendezvous: Rendezvous, code: int, why: str) -> None:
-        rendezvous.stop_requested("rank 1", 1)
+        rendezvous.stop_requested(rendezvous.peers[1], 1)
         stops.append(code)
         await Rendezvous.close(rendezvous, code, why)
 
