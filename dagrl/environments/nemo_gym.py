@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from dagrl.environments.failures import EnvironmentFailedError
 from dagrl.environments.limits import is_limit
-from dagrl.environments.services import Service, number
+from dagrl.environments.services import Service, as_text, number
 
 _MOST_METRICS = 100
 _NOT_FOR_THE_POLICY = ("model", "input", "temperature", "top_p", "stream")
@@ -143,12 +143,12 @@ def _observed(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     observation = answer.get("observation")
     try:
         items = [
-            {"type": "function_call_output", "call_id": result["call_id"], "output": result["output"]}
+            {"type": "function_call_output", "call_id": result["call_id"], "output": as_text(result["output"])}
             for result in results
         ]
     except (TypeError, KeyError) as error:
         raise EnvironmentFailedError("network", f"tool_outputs without call_id and output: {results!r:.200}") from error
-    return [*items, {"role": "user", "content": str(observation)}] if observation else items
+    return [*items, {"role": "user", "content": as_text(observation)}] if observation else items
 
 
 async def _reply(

@@ -20,7 +20,7 @@ from websockets.exceptions import WebSocketException
 
 from dagrl.environments.failures import EnvironmentFailedError, FailureClass
 from dagrl.environments.limits import is_limit
-from dagrl.environments.services import Service, number
+from dagrl.environments.services import Service, as_text, number
 
 _MOST_MIB = 16
 _CAPACITY_WAIT_S = 600.0
@@ -62,6 +62,7 @@ class OpenEnv:
         self._instructions, self._split, self._episodes = instructions, split, episodes
         self._timeout_s = timeout_s
         self._schema: dict[str, Any] | None = None
+        self._queue = asyncio.Lock()
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The tasks of `split`, or `episodes` seeds. Each is reset, so that its prompt is what the policy is asked."""
@@ -126,7 +127,7 @@ class OpenEnv:
             value = fields.get(self._observation, "")
         elif len(fields) < 2:
             value = next(iter(fields.values()), "")
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return as_text(value)
 
     async def _action_fields(self) -> dict[str, Any]:
         """The fields of actions, by name, from the server's schema."""
@@ -143,28 +144,38 @@ class OpenEnv:
 
     @asynccontextmanager
     async def _episode(self, begin: Mapping[str, Any]) -> AsyncIterator[tuple[_Episode, StepResult[dict[str, Any]]]]:
-        """An episode that has begun, and its first observation. Waits for a session if the server has none left."""
-        until, pause = time.monotonic() + _CAPACITY_WAIT_S, 0.05
-        while True:
-            episode = _Episode(self._url, self._timeout_s)
-            try:
-                first = await episode.begin(begin)
-            except _NoSessionError as error:
-                await episode.end()
-                if time.monotonic() > until:
-                    message = f"no session in {_CAPACITY_WAIT_S:g} s ({error}); lower agent.concurrency"
-                    raise EnvironmentFailedError("start", message) from error
-            except BaseException:
-                await episode.end()
-                raise
-            else:
-                break
-            pause = min(2.0, 2 * pause)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+        """An episode that has begun, and its first observation."""
+        episode, first = await self._begun(begin)
         try:
             yield episode, first
         finally:
             await episode.end()
+
+    async def _begun(self, begin: Mapping[str, Any]) -> tuple[_Episode, StepResult[dict[str, Any]]]:
+        """Begin an episode. If the server has no session left, one episode at a time asks again."""
+        if not self._queue.locked():
+            with suppress(_NoSessionError):
+                return await self._try(begin)
+        async with self._queue:
+            until, pause = time.monotonic() + _CAPACITY_WAIT_S, 0.05
+            while True:
+                try:
+                    return await self._try(begin)
+                except _NoSessionError as error:
+                    if time.monotonic() > until:
+                        message = f"no session in {_CAPACITY_WAIT_S:g} s ({error}); lower agent.concurrency"
+                        raise EnvironmentFailedError("start", message) from error
+                # Other processes ask, too.
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(1.0, 1.5 * pause)
+
+    async def _try(self, begin: Mapping[str, Any]) -> tuple[_Episode, StepResult[dict[str, Any]]]:
+        episode = _Episode(self._url, self._timeout_s)
+        try:
+            return episode, await episode.begin(begin)
+        except BaseException:
+            await episode.end()
+            raise
 
     async def _rows(self) -> list[dict[str, Any]]:
         if self._split is None:
@@ -293,9 +304,9 @@ def _result_of(observation: Mapping[str, Any]) -> str:
     """What a tool returned, as text."""
     error, result = observation.get("error"), observation.get("result")
     if error:
-        return f"Error: {error.get('message') if isinstance(error, dict) else error}"
+        return f"Error: {as_text(error.get('message') if isinstance(error, dict) else error)}"
     value = result["data"] if isinstance(result, dict) and "data" in result else result
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return as_text(value)
 
 
 async def _reply(client: Any, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> Any:

@@ -26,7 +26,11 @@ class Service(BoundedClient):
         where = f"{self.base_url.join(path)}"
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self.request(method, path, json=body)
+                if body is None:
+                    return await self.request(method, path)
+                # Unlike httpx, in ASCII: the policy may write half of a surrogate pair.
+                content, headers = json.dumps(body), {"Content-Type": "application/json"}
+                return await self.request(method, path, content=content, headers=headers)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise EnvironmentFailedError("timeout", f"{where} took longer than {self._timeout_s:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -55,3 +59,10 @@ def number(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
+
+
+def as_text(value: object) -> str:
+    """A value of an answer as text for the policy, JSON if it is none."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    # An escape in JSON may be half of a surrogate pair, which no request can hold.
+    return text.encode(errors="replace").decode()

@@ -122,6 +122,8 @@ class Server:
                 return "[1]"
             case "nested":
                 return "[" * 100_000
+            case "half a character":
+                return json.dumps(usual).replace("3+4=", "\\ud800")
             case "no reward":
                 return json.dumps(usual).replace("0.5", '"much"')
         return json.dumps(usual)
@@ -164,8 +166,9 @@ def test_a_hostile_server_is_a_failure_of_its_class(environment: FunctionProcess
     assert len(str(raised.value)) < 2000
 
 
+@pytest.mark.parametrize("case", ["usual", "half a character"])
 def test_an_episode_that_never_ends_has_its_rewards_until_the_limit(
-    environment: FunctionProcesses, server: Server
+    environment: FunctionProcesses, server: Server, case: str
 ) -> None:
-    server.case = ""
+    server.case = case
     assert episode(environment).reward == TURNS * 0.5
