@@ -7,6 +7,7 @@ A pipeline names a function as ``module:function``; an environment is one of `EN
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 ENVIRONMENTS = {
     "nemo_gym": "dagrl.environments.nemo_gym:NemoGym",
     "openenv": "dagrl.environments.openenv:OpenEnv",
+    "verifiers": "dagrl.environments.verifiers:Verifiers",
 }
 """Name -> class of the environments of `dagrl.environments`."""
 _ENTRY_POINTS = "dagrl.environments"
@@ -53,6 +55,11 @@ class NamedAgent:
     def place(self) -> str:
         """``module:function`` or ``module:Class``. ValueError for an unknown environment."""
         return self.name if self.environment is None else _place_of(self.environment)
+
+    def make_importable(self) -> None:
+        """Let this process import the modules of the folder from now on: an environment may import some later."""
+        if self.folder is not None:
+            sys.path.insert(0, self.folder)
 
     def load(self) -> UserFunction:
         """The function, or the class of the environment. ValueError if it cannot be imported."""

@@ -84,6 +84,7 @@ def _last_line(said: IO[str]) -> str:
 def main(question: str, descriptor: str) -> None:
     """In the other Python: answer a question about the agent that standard input names."""
     agent = NamedAgent(**json.load(sys.stdin))
+    agent.make_importable()
     with os.fdopen(int(descriptor), "w") as answer:
         if question == "problem":
             print(json.dumps(agent.problem()), file=answer)

@@ -170,6 +170,8 @@ NOT_HERE: dict[str, NotHere] = {
     'dagrl data environment nemo_gym --args \'{"data": "tasks.jsonl"}\' --out data/tasks.parquet': NotHere(
         "tests/orchestrator/test_environment_servers.py calls it with tasks"
     ),
+    'dagrl data environment verifiers --python envs/verifiers/bin/python --args \'{"taskset": {"id": "my-taskset"}}\' '
+    "--out data/tasks.parquet": NotHere("tests/orchestrator/test_environments.py calls it with a taskset"),
     **dict.fromkeys(
         ("dagrl doctor model ~/models/Qwen3-8B", "dagrl doctor model ~/models/granite-4"),
         NotHere("tests/doctor/test_model.py calls it with other folders"),

@@ -184,7 +184,9 @@ def main(descriptor: str) -> None:
     """
     connection = Connection(int(descriptor))
     try:
-        program = program_of(NamedAgent(**json.loads(connection.recv_bytes())))
+        agent = NamedAgent(**json.loads(connection.recv_bytes()))
+        agent.make_importable()
+        program = program_of(agent)
     except ValueError as error:
         connection.send_bytes(json.dumps([str(error), False]).encode())
         os._exit(1)
