@@ -15,7 +15,7 @@ SERVERS := vllm vllm-next sglang-next
 NEXT := vllm-next sglang-next
 
 # Environments for packages of tasks, which agents name with `python:` (docs/environments.md).
-AGENTS := gym verifiers
+AGENTS := gym harbor verifiers
 
 .PHONY: setup $(SERVERS) $(AGENTS) demo docs test test-runs test-more-runs test-other-runs test-parts test-backends test-servers \
 	test-next lint format clean

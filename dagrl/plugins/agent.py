@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dagrl.config.schema import AgentSpec
 
 ENVIRONMENTS = {
+    "harbor": "dagrl.environments.harbor:Harbor",
     "nemo_gym": "dagrl.environments.nemo_gym:NemoGym",
     "openenv": "dagrl.environments.openenv:OpenEnv",
     "verifiers": "dagrl.environments.verifiers:Verifiers",

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from dagrl.environments.failures import EnvironmentFailedError, FailureClass
 from dagrl.ops.agents.results import ProgramError, ProgramResult, program_result
 from dagrl.plugins.agent import NamedAgent
 from dagrl.plugins.calls import ending_children
-from dagrl.plugins.custom import raised_by
+from dagrl.plugins.custom import importable_from, raised_by
 
 _FAILURES = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 """Exceptions of user functions. SystemExit and KeyboardInterrupt would end the loop, and every agent with it."""
@@ -112,7 +113,9 @@ def program_of(agent: NamedAgent) -> FunctionProgram:
     if agent.environment is None:
         return FunctionProgram(made, agent.args)
     try:
-        environment = made(**agent.args)
+        # It may import modules that its arguments name.
+        with importable_from(None if agent.folder is None else Path(agent.folder)):
+            environment = made(**agent.args)
     except (ValueError, EnvironmentFailedError) as error:
         raise ValueError(bounded(f"the environment `{agent.name}` cannot be made: {error}")) from error
     except Exception as error:  # an environment may raise anything
