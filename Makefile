@@ -46,7 +46,7 @@ $(SERVERS:%=$(VENV)-%/.ready): $(VENV)-%/.ready: requirements/%.txt requirements
 
 $(AGENTS:%=$(VENV)-%/.ready): $(VENV)-%/.ready: requirements/%.txt $(wildcard requirements/*-excludes.txt) | setup
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(@D)
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(@D)/bin/python \
+	$(BIN)/uv pip install --quiet --python $(@D)/bin/python \
 		$(addprefix --excludes ,$(wildcard requirements/$*-excludes.txt)) -r $<
 	@touch $@
 

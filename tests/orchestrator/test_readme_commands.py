@@ -218,6 +218,7 @@ NOT_HERE: dict[str, NotHere] = {
     "python data_preprocess/gsm8k.py --local_dir data/gsm8k --source originals/": NotHere("is what README's runs as"),
     "PET_NNODES=2 PET_NODE_RANK=0 PET_MASTER_ADDR=10.0.0.1 dagrl launch pipeline.yaml run.steps=100": SEVERAL,
     "PET_NNODES=2 PET_NODE_RANK=1 PET_MASTER_ADDR=10.0.0.1 dagrl launch pipeline.yaml run.steps=100": SEVERAL,
+    "PET_NNODES=2:9 PET_NODE_RANK=5 PET_MASTER_ADDR=10.0.0.1 dagrl launch pipeline.yaml": SEVERAL,
     "dagrl launch pipeline.yaml groups.train.nodes=$PET_NNODES": SEVERAL,
     "dagrl plan pipeline.yaml [key=value ...] [--gpu NAME] [--prompt-tokens N] [--response-tokens N] [--json]": SYNTAX,
     "dagrl plan pipeline.yaml --search [--gpus N | --nodes N --gpus-per-node M] [--gpu NAME] [--top 5]": SYNTAX,
