@@ -83,11 +83,13 @@ class Output:
 class Resources:
     """State that a worker keeps between tasks: the pipeline, its tokenizer, its data."""
 
-    def __init__(self, pipeline: Pipeline, folder: Path | None, run_dir: Path) -> None:
+    def __init__(self, pipeline: Pipeline, folder: Path | None, run_dir: Path, rank: int = 0) -> None:
         self.pipeline = pipeline
         self.folder = folder
         """Folder of the user's own modules."""
         self.run_dir = run_dir
+        self.rank = rank
+        """The worker's rank of its engine."""
         self.at_close: list[Callable[[], None]] = []
         self.cache: dict[str, Any] = {}
         """Objects that ops load once, by key."""

@@ -8,12 +8,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import fields
 from typing import Any
 
 from dagrl.environments.failures import EnvironmentFailedError
 from dagrl.sandboxes.sandbox import Provider, Sandbox, SandboxRequest
 
-_CLOSE_S = 20.0
+_CLOSE_S = 8.0
 
 
 def load_provider(name: str, label: str, args: Mapping[str, Any]) -> Provider:
@@ -29,6 +30,15 @@ def load_provider(name: str, label: str, args: Mapping[str, Any]) -> Provider:
         return made(label, **args)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"the provider of sandboxes `{name}` cannot be loaded: {error}") from error
+
+
+def pool_of(section: Mapping[str, Any]) -> SandboxPool:
+    """The pool of the section `agent.sandbox`, with a ``label``. Raises ValueError."""
+    wanted = {each.name: section[each.name] for each in fields(SandboxRequest)}
+    options = {name: section[name] for name in ("warm", "starting", "start_timeout_s")}
+    return SandboxPool(
+        load_provider(section["provider"], section["label"], section["args"]), SandboxRequest(**wanted), **options
+    )
 
 
 class SandboxPool:
@@ -110,15 +120,17 @@ class SandboxPool:
 
     async def _start(self) -> None:
         """Start a sandbox for the episode that has waited longest, or for later: no episode waits for a certain one."""
-        failure: Exception
+        failure: EnvironmentFailedError
         async with self._slots:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     sandbox = await self._provider.start(self._request)
             except TimeoutError:
                 failure = EnvironmentFailedError("start", f"it has not started in {self._timeout_s:g} s")
-            except Exception as error:  # noqa: BLE001 - a provider may be anybody's
+            except EnvironmentFailedError as error:
                 failure = error
+            except Exception as error:  # noqa: BLE001 - of a user's provider
+                failure = EnvironmentFailedError("start", f"{type(error).__name__}: {error}")
             else:
                 if (waiting := self._first_waiting()) is not None:
                     waiting.set_result(sandbox)

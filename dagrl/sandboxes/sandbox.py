@@ -172,7 +172,9 @@ class ShellSandbox:
             raise FileNotFoundError(f"the sandbox has no file {path}")
         if result.exit_code:
             raise EnvironmentFailedError("exec", f"cannot read {path}: {result.stderr[:200].decode(errors='replace')}")
-        return checked_length(path, result.stdout)
+        if len(result.stdout) > READ_BYTES:
+            raise ValueError(f"{path} of the sandbox has more than {READ_BYTES >> 20} MiB")
+        return result.stdout
 
     async def _bounded(self, command: list[str], stdin: bytes, timeout_s: float) -> RawResult:
         try:
@@ -181,10 +183,3 @@ class ShellSandbox:
         except TimeoutError as error:
             shown = shlex.join(command)[-80:]
             raise EnvironmentFailedError("timeout", f"no answer to a command in {timeout_s:g} s: {shown}") from error
-
-
-def checked_length(path: str, data: bytes) -> bytes:
-    """The data of a file. Raises ValueError if it is too long."""
-    if len(data) > READ_BYTES:
-        raise ValueError(f"{path} of the sandbox has more than {READ_BYTES >> 20} MiB")
-    return data

@@ -99,7 +99,7 @@ _ONLY_WITH: tuple[tuple[type[Section], str, tuple[str, ...]], ...] = (
     (DataSpec, "responses", ("max_response_tokens", "overlong_responses")),
     (DataSpec, "image_key", ("min_pixels", "max_pixels")),
     (McpServerSpec, "command", ("env",)),
-    (AgentSpec, "command", ("env", "sandbox")),
+    (AgentSpec, "command", ("env",)),
     (FilterNode, "fn", ("args",)),
     (
         EndpointNode,

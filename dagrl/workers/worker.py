@@ -164,7 +164,7 @@ class Worker:
             return
         # On machines where `dagrl launch` did not start, the first worker fetches the model.
         download(setup.pipeline)
-        self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir)
+        self._resources = Resources(setup.pipeline, setup.folder, setup.run_dir, setup.rank)
         record_calls(setup.run_dir, socket.gethostname())
         keep_ends_of_output()
         self._at_close = self._resources.at_close

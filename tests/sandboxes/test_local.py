@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dagrl.environments.failures import EnvironmentFailedError
+from tests.helpers.sandbox_processes import processes_of
 
 HOLDER = """
 import asyncio, sys
@@ -34,16 +34,6 @@ async def main(label, count):
 
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """
-
-
-def processes_of(label: str) -> list[int]:
-    """Processes whose folder is one of the label's sandboxes."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if f"/{label}/" in str((process / "cwd").readlink()):
-                found.append(int(process.name))
-    return found
 
 
 def test_a_program_sees_neither_files_of_the_user_nor_a_network(local_case, tmp_path: Path) -> None:

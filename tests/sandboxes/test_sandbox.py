@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
+from dataclasses import replace
 
 import pytest
 
+from dagrl.environments.failures import EnvironmentFailedError
 from dagrl.sandboxes.sandbox import OUTPUT_BYTES, READ_BYTES, TIMED_OUT
 
 
@@ -72,3 +75,37 @@ def test_many_commands_run_at_once(case) -> None:
         assert [int(result.stdout) for result in done] == [*range(20)]
 
     case.use(test)
+
+
+def test_a_later_owner_with_the_label_removes_what_is_left(case) -> None:
+    async def run() -> None:
+        label = f"left-{uuid.uuid4().hex[:8]}"
+        first, second, other = (case.provider(each) for each in (label, label, f"{label}-other"))
+        left = [await first.start(case.request()) for _ in range(2)]
+        kept = await other.start(case.request())
+        assert await second.sweep() == 2
+        for sandbox in left:
+            with pytest.raises(EnvironmentFailedError):
+                await sandbox.exec("echo alive")
+        assert (await kept.exec("echo alive")).stdout == "alive\n"
+        assert await second.sweep() == 0
+        await kept.close()
+        for provider in (first, second, other):
+            await provider.close()
+
+    asyncio.run(run())
+
+
+def test_a_container_without_an_image_does_not_start(case) -> None:
+    if case.image is None:
+        pytest.skip("no images")
+
+    async def run() -> None:
+        provider = case.provider()
+        with pytest.raises(EnvironmentFailedError) as raised:
+            await provider.start(replace(case.request(), image="localhost/no-such-image:1"))
+        assert raised.value.failure == "start"
+        assert await provider.sweep() == 0
+        await provider.close()
+
+    asyncio.run(run())

@@ -16,6 +16,11 @@ def blocks(client, row): ...
 
 async def alone(): ...
 
+async def works(client, row, *, sandbox): ...
+
+class Provider:
+    def __init__(self, label): ...
+
 class Words:
     def __init__(self, depth=1): ...
 
@@ -49,6 +54,56 @@ CASES = {
         "agent.command",
         "invalid-agent",
     ),
+    "no such provider": (
+        "agent: {function: 'own:works', sandbox: {provider: dokcer}}",
+        "agent.sandbox.provider",
+        "unknown-option",
+        "did you mean `docker`",
+    ),
+    "no such provider of one's own": (
+        "agent: {function: 'own:works', sandbox: {provider: 'own:Provides'}}",
+        "agent.sandbox",
+        "invalid-agent",
+        "Provides",
+    ),
+    "no keyword for a sandbox": (
+        "agent: {function: 'own:solve', sandbox: true}",
+        "agent.sandbox",
+        "invalid-agent",
+        "keyword `sandbox`",
+    ),
+    "nor of an environment": ("agent: {environment: 'own:Words', sandbox: true}", "agent.sandbox", "invalid-agent"),
+    "no image": (
+        "agent: {function: 'own:works', sandbox: {provider: docker}}",
+        "agent.sandbox.provider",
+        "invalid-sandbox",
+        "python:3.12-slim",
+    ),
+    "an image of no container": (
+        "agent: {function: 'own:works', sandbox: {image: busybox}}",
+        "agent.sandbox.image",
+        "invalid-sandbox",
+        "docker",
+    ),
+    "a confined network": (
+        "agent: {function: 'own:works', sandbox: {network: true}}",
+        "agent.sandbox.network",
+        "invalid-sandbox",
+        "confined: false",
+    ),
+    "a short life": (
+        "agent: {function: 'own:works', timeout_s: 60, sandbox: {lifetime_s: 90}}",
+        "agent.sandbox.lifetime_s",
+        "invalid-sandbox",
+        "120",
+    ),
+    "a sandbox of a provider for a command": (
+        "agent: {command: [python], sandbox: {provider: local}}",
+        "agent.sandbox",
+        "invalid-agent",
+        "functions",
+    ),
+    "a sandbox of a service": ("agent: {url: 'http://x', sandbox: true}", "agent.sandbox", "option-without-effect"),
     "not for functions": ("agent: {function: 'own:solve', env: {A: '1'}}", "agent.env", "option-without-effect"),
     "no such environment": ("agent: {environment: wordle}", "agent", "invalid-agent", "no environment `wordle`"),
     "no class": ("agent: {environment: 'own:solve'}", "agent", "invalid-agent", "async def solve"),

@@ -55,4 +55,5 @@ from dagrl.config.schema.nodes.update import (
 from dagrl.config.schema.pipeline import Pipeline
 from dagrl.config.schema.run import KeepBestSpec, ProfileSpec, RecordSpec, RunSpec, ScheduleSpec, TrackerSpec
 from dagrl.config.schema.sampling import SamplingSpec
+from dagrl.config.schema.sandbox import SandboxSpec
 from dagrl.config.schema.section import Coefficient, Name, OwnFunction, PositiveInt, Section, Threshold

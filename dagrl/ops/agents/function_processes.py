@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import queue
+import secrets
 import signal
 import socket
 import subprocess
@@ -37,9 +38,12 @@ _CLOSES_S = 10.0
 class FunctionProcesses:
     """A `Program`: an agent whose runs are distributed over processes, one for every four cores and four at most."""
 
-    def __init__(self, agent: NamedAgent, python: Path | None = None) -> None:
-        """`python` runs the processes: None for this Python, with dagrl's packages."""
-        self._agent, self._python = agent, python
+    def __init__(self, agent: NamedAgent, python: Path | None = None, label: str | None = None) -> None:
+        """`python` runs the processes: None for this Python, with dagrl's packages.
+
+        Sandboxes that an earlier object with this `label` left behind are removed. Default: one of its own.
+        """
+        self._agent, self._python, self._label = agent, python, label or secrets.token_hex(8)
         self._numbers = itertools.count()
         count = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // _CORES_OF_A_PROCESS))
         self._processes: list[_Process | None] = [None] * count
@@ -49,7 +53,7 @@ class FunctionProcesses:
 
     def start(self) -> None:
         """Start the first process. Raises ValueError if the agent cannot be loaded there."""
-        process = self._processes[0] = _Process(self._agent, self._python)
+        process = self._processes[0] = self._started(0)
         self.scores_groups = process.loaded(_STARTS_S)
 
     async def run(self, base_url: str, key: str, row: Mapping[str, object]) -> ProgramResult:
@@ -63,9 +67,12 @@ class FunctionProcesses:
         index %= len(self._processes)
         process = self._processes[index]
         if process is None or process.over:
-            process = self._processes[index] = _Process(self._agent, self._python)
+            process = self._processes[index] = self._started(index)
         (result,) = await process.ask(number, "run", base_url, key, row)
         return result
+
+    def _started(self, index: int) -> _Process:
+        return _Process(self._agent.in_process(f"{self._label}-{index}", len(self._processes)), self._python)
 
     async def score(self, states: Sequence[Any]) -> list[ProgramResult]:
         """The results of a group, whose states are those of `run`. Raises ProgramError."""

@@ -9,8 +9,8 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ from dagrl.ops.agents.results import ProgramError, ProgramResult, program_result
 from dagrl.plugins.agent import NamedAgent
 from dagrl.plugins.calls import ending_children
 from dagrl.plugins.custom import importable_from, raised_by
+from dagrl.sandboxes.pool import SandboxPool, pool_of
 
 _FAILURES = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
 """Exceptions of user functions. SystemExit and KeyboardInterrupt would end the loop, and every agent with it."""
@@ -37,9 +38,14 @@ class FunctionProgram:
         args: Mapping[str, object],
         score: Callable[..., Awaitable[Iterable[object]]] | None = None,
         close: Callable[[], Awaitable[object]] | None = None,
+        sandboxes: SandboxPool | None = None,
     ) -> None:
-        """`score` is an async function of the states of `Unscored` results, which returns a result for each."""
+        """`score` is an async function of the states of `Unscored` results, which returns a result for each.
+
+        The function gets one of the `sandboxes` for each call.
+        """
         self._function, self._args, self._score, self._close = function, args, score, close
+        self._sandboxes = sandboxes
         self._transport: Any = None
 
     @property
@@ -50,8 +56,9 @@ class FunctionProgram:
         """The function's result. Raises ProgramError if it fails."""
         client = self._client(base_url, key)
         try:
-            with ending_children(self._function):
-                result = program_result(await self._function(client, dict(row), **self._args))
+            async with self._sandbox() as given:
+                with ending_children(self._function):
+                    result = program_result(await self._function(client, dict(row), **self._args, **given))
         except _FAILURES as error:
             raise _failure("it", self._function, error) from error
         if result.state is not None and self._score is None:
@@ -71,10 +78,27 @@ class FunctionProgram:
             raise ProgramError(f"scoring its group gave {len(results)} results for {len(states)} samples")
         return results
 
+    async def open(self) -> None:
+        """Start the first sandboxes."""
+        if self._sandboxes is not None:
+            # The next episode reports a failure.
+            with suppress(EnvironmentFailedError):
+                await self._sandboxes.open()
+
     async def close(self) -> None:
+        if self._sandboxes is not None:
+            await self._sandboxes.close()
         if self._close is not None:
             with suppress(*_FAILURES):
                 await asyncio.wait_for(self._close(), _CLOSES_S)
+
+    @asynccontextmanager
+    async def _sandbox(self) -> AsyncIterator[dict[str, Any]]:
+        if self._sandboxes is None:
+            yield {}
+            return
+        async with self._sandboxes.sandbox() as sandbox:
+            yield {"sandbox": sandbox}
 
     def _client(self, base_url: str, key: str) -> Any:
         try:
@@ -110,8 +134,12 @@ def program_of(agent: NamedAgent) -> FunctionProgram:
     if problem := agent.problem():
         raise ValueError(problem[1])
     made = agent.load()
+    pool = None
+    if agent.sandbox is not None:
+        with importable_from(None if agent.folder is None else Path(agent.folder)):
+            pool = pool_of(agent.sandbox)
     if agent.environment is None:
-        return FunctionProgram(made, agent.args)
+        return FunctionProgram(made, agent.args, sandboxes=pool)
     try:
         # It may import modules that its arguments name.
         with importable_from(None if agent.folder is None else Path(agent.folder)):
@@ -121,7 +149,7 @@ def program_of(agent: NamedAgent) -> FunctionProgram:
     except Exception as error:  # an environment may raise anything
         raise ValueError(bounded(f"the environment `{agent.name}` {raised_by(made, error)}")) from error
     return FunctionProgram(
-        environment.solve, {}, getattr(environment, "score", None), getattr(environment, "close", None)
+        environment.solve, {}, getattr(environment, "score", None), getattr(environment, "close", None), pool
     )
 
 
@@ -134,6 +162,7 @@ class _Host:
         self._states: dict[int, object] = {}
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self._serve, name="agents", daemon=True).start()
+        asyncio.run_coroutine_threadsafe(program.open(), self.loop)
 
     def _serve(self) -> None:
         try:

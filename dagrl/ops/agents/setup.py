@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,10 +45,10 @@ class AgentSetup:
     """One slot for each program that may run; used only on the endpoint's loop."""
 
 
-def load_program(spec: AgentSpec, folder: Path | None) -> Program:
-    """The program of a node."""
+def load_program(spec: AgentSpec, folder: Path | None, label: str | None = None) -> Program:
+    """The program of a node. `label` is that of its sandboxes."""
     if spec.function is not None or spec.environment is not None:
-        return FunctionProcesses(NamedAgent.of(spec, folder), spec.python)
+        return FunctionProcesses(NamedAgent.of(spec, folder), spec.python, label)
     if spec.command is not None and spec.sandbox:
         return SandboxedProgram(spec, folder or Path.cwd())
     if spec.command is not None:
@@ -65,7 +66,10 @@ def agent_setup(context: Context) -> AgentSetup:
     host = _LOOPBACK if spec.listen == "loopback" else _node_address()
 
     def make() -> AgentSetup:
-        program = load_program(spec, resources.folder)
+        label = None
+        if spec.sandbox_spec is not None:
+            label = _label(resources.run_dir / "sandboxes" / f"{node.engine}-{context.sampled_by}-{resources.rank}")
+        program = load_program(spec, resources.folder, label)
         score = None
         if isinstance(program, FunctionProcesses):
             resources.at_close.append(program.close)
@@ -98,6 +102,17 @@ def row_of(batch: Batch, row: int, seed: int, images: RowImages) -> dict[str, An
         "sample_id": int(batch.rows[row]),
         "group_id": int(batch["group_id"][row]),
     }
+
+
+def _label(file: Path) -> str:
+    """The label of a worker's sandboxes, kept in a file of the run: a worker that starts again removes those with it.
+
+    It is random, because paths of run folders are not unique in a cluster.
+    """
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(secrets.token_hex(8))
+    return file.read_text().strip()
 
 
 def _node_address() -> str:

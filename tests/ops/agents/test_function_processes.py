@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,14 +176,6 @@ def test_a_run_that_is_cancelled_ends(started, tmp_path: Path) -> None:
         await until(False)
 
     assert run(cancelled) == [None]
-
-
-@pytest.fixture(scope="module")
-def bare_python(tmp_path_factory) -> Path:
-    """A Python that has no package."""
-    folder = tmp_path_factory.mktemp("bare") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    return folder / "bin" / "python"
 
 
 @pytest.fixture

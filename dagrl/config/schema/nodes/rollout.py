@@ -11,6 +11,7 @@ from dagrl.config.capability import Capability
 from dagrl.config.schema.engine import EngineSpec
 from dagrl.config.schema.nodes.base import TURN_COLUMNS, NodeBase, OpContract
 from dagrl.config.schema.sampling import SamplingSpec
+from dagrl.config.schema.sandbox import SandboxSpec
 from dagrl.config.schema.section import (
     Coefficient,
     Concurrency,
@@ -79,10 +80,11 @@ class AgentSpec(Section):
     input."""
     env: dict[str, str] = Field(default_factory=dict)
     """Further variables of the command's environment, which inherits few of the worker's."""
-    sandbox: bool = False
-    """Confine a command ``[python, FILE, ...]`` in the sandbox for the policy's code: it sees a copy of that file, an
-    empty folder and Python's packages, starts no processes, and connects to nothing but the endpoint's port, on any
-    host: Linux confines programs to ports, not to addresses."""
+    sandbox: bool | SandboxSpec = False
+    """A sandbox for each episode of a function or environment, which takes it as the keyword `sandbox`; true for a
+    local one. With true, a command ``[python, FILE, ...]`` is confined as the policy's code is: it sees a copy of that
+    file, an empty folder and Python's packages, starts no processes, and connects to nothing but the endpoint's port,
+    on any host: Linux confines programs to ports, not to addresses."""
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """A service that receives ``base_url``, ``api_key`` and ``row`` by POST, and answers with ``reward``."""
     listen: Literal["loopback", "node"] = "loopback"
@@ -111,6 +113,13 @@ class AgentSpec(Section):
     def max_running(self) -> int:
         """Programs at a time, on each worker that samples."""
         return self.concurrency or (1024 if self.command is None else 128)
+
+    @property
+    def sandbox_spec(self) -> SandboxSpec | None:
+        """Sandboxes of a function or environment."""
+        if self.command is not None or not self.sandbox:
+            return None
+        return SandboxSpec() if isinstance(self.sandbox, bool) else self.sandbox
 
     @property
     def shown(self) -> str:
