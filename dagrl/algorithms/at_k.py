@@ -5,14 +5,53 @@ Each figure is the mean over all choices of k of the n responses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import comb
 
 import numpy as np
 
+from dagrl.config.schema.val_metrics import ks_of
+
 MAJORITY_TRIALS = 256
 """Number of choices of k responses that ``maj@k`` samples, if there are more."""
+
+
+def figures_at_k(
+    rewards: np.ndarray, measured: np.ndarray, votes: Sequence[Sequence[str | None]] | None, pass_reward: float
+) -> dict[str, np.ndarray]:
+    """The metrics of a validation by name, one value for each prompt: float64 [prompts].
+
+    `rewards`, and bool `measured`, which leaves responses out: [prompts, n]. A prompt with fewer than k measured
+    responses has NaN. A reward of `pass_reward` or more is right.
+    """
+    n, counts = rewards.shape[1], measured.sum(axis=1)
+    figures: dict[str, np.ndarray] = {}
+    # Prompts with all responses first, for the usual order of names.
+    for count in sorted(set(counts[counts > 0].tolist()), reverse=True):
+        mine = np.flatnonzero(counts == count)
+        kept = rewards[mine][measured[mine]].reshape(len(mine), count)
+        given = votes and [[votes[row][place] for place in np.flatnonzero(measured[row])] for row in mine.tolist()]
+        for name, values in _figures(kept, given, pass_reward, n):
+            figures.setdefault(name, np.full(len(rewards), np.nan))[mine] = values
+    return figures
+
+
+def _figures(
+    rewards: np.ndarray, votes: Sequence[Sequence[str | None]] | None, pass_reward: float, n: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    ks = [k for k in ks_of(n) if k <= rewards.shape[1]]
+    yield f"mean@{n}", rewards.mean(axis=1)
+    for k in ks:
+        yield f"pass@{k}", pass_at_k(rewards >= pass_reward, k)
+    if n == 1:
+        return
+    yield f"std@{n}", rewards.std(axis=1)
+    for k in ks[1:]:
+        yield f"best@{k}", best_at_k(rewards, k)
+        yield f"worst@{k}", worst_at_k(rewards, k)
+        if votes:
+            yield f"maj@{k}", majority_at_k(rewards, votes, k)
 
 
 def best_at_k(rewards: np.ndarray, k: int) -> np.ndarray:

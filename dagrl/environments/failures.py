@@ -9,6 +9,8 @@ FailureClass = Literal["start", "exec", "timeout", "network", "grader", "program
 of time was reached. ``network``: a service did not answer, or not as it should. ``grader``: the episode has no score.
 ``program``: anything else that the program raised."""
 FAILURE_CLASSES: tuple[FailureClass, ...] = get_args(FailureClass)
+LOST = tuple(each for each in FAILURE_CLASSES if each != "program")
+"""Classes that say nothing of the policy; the ``finish_reason`` of a sample that such a failure ended."""
 
 
 class EnvironmentFailedError(RuntimeError):

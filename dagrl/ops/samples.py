@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dagrl.algorithms.at_k import best_at_k, majority_at_k, pass_at_k, worst_at_k
+from dagrl.algorithms.at_k import figures_at_k
 from dagrl.config.columns import LOGPROB_COLUMNS
-from dagrl.config.schema.val_metrics import Vote, ks_of, vote_of
+from dagrl.config.schema.val_metrics import Vote, vote_of
 from dagrl.data.batch import Batch, view_of
 from dagrl.data.stats import Stat
 from dagrl.data.tables import write_tables
@@ -23,7 +23,7 @@ from dagrl.model_files.images import shortened
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.response import passages, response_text
 from dagrl.ops.reward import scored_text
-from dagrl.ops.trajectories import first_rows, group_outcomes, is_fresh, own_rows
+from dagrl.ops.trajectories import first_rows, group_outcomes, is_fresh, own_rows, was_lost
 from dagrl.ops.turns.settings import policy_images
 from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function, located, name_of
@@ -48,7 +48,7 @@ def samples(parts: Sequence[OpInput], context: Context) -> Iterator[Output]:
         write_tables([table], context.resources.run_dir / "samples" / name)
     # Samples of earlier steps do not measure the policy.
     samples = first_rows(batch.take(np.flatnonzero(is_fresh(batch))) if "is_replayed" in batch else batch, context)
-    # A validation counts a failed agent as a sample without a right answer.
+    # A validation counts a failed program as a sample without a right answer, and leaves out what machines have lost.
     counted = samples if context.validation else own_rows(samples)
     outcomes = None if context.validation else group_outcomes(counted, context.pipeline.data)
     stats = _stats(counted, context) | _stats_of_sources(counted, context)
@@ -61,6 +61,7 @@ def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
         return {"demonstration_tokens": Stat.of(batch["demonstration"].lengths)} if "demonstration" in batch else {}
     # The reward is reported here, because several ops may contribute to it, and not in `rollout`, which may finish
     # more prompts than the step takes.
+    whole, batch = batch, batch.take(np.flatnonzero(~was_lost(batch))) if context.validation else batch
     stats = {"reward": Stat.of(batch["reward"].values)} if "reward" in batch else {}
     stats["response_tokens"] = Stat.of(batch["response_tokens"].lengths)
     if "finish_reason" in batch:
@@ -69,7 +70,7 @@ def _stats(batch: Batch, context: Context) -> dict[str, Stat]:
         if cut.any() and "reward" in batch:
             stats["reward/cut_mean"] = Stat.of(batch["reward"].values[cut])
     if context.validation:
-        return stats | validation_stats(batch, context)
+        return stats | validation_stats(whole, context)
     stats["prompt_tokens"] = Stat.of(batch["prompt_tokens"].lengths)
     return stats
 
@@ -208,6 +209,7 @@ def validation_stats(batch: Batch, context: Context) -> dict[str, Stat]:
 
 def _stats_of_set(batch: Batch, n: int, prefix: str, context: Context) -> dict[str, Stat]:
     rewards = batch["reward"].values.reshape(-1, n)
+    measured = ~was_lost(batch).reshape(-1, n)
     votes = _votes(batch, n, context) if n > 1 else None
     sources = np.array(batch["data_source"].strings())[::n]
     sets = {prefix: np.arange(len(sources))}
@@ -217,8 +219,9 @@ def _stats_of_set(batch: Batch, n: int, prefix: str, context: Context) -> dict[s
     stats: dict[str, Stat] = {}
     for place, prompts in sets.items():
         chosen = [votes[prompt] for prompt in prompts.tolist()] if votes is not None else None
-        for metric, values in _at_k(rewards[prompts], chosen, context.pipeline.data.val_pass_reward):
-            stats[place + metric] = Stat.of(values)
+        figures = figures_at_k(rewards[prompts], measured[prompts], chosen, context.pipeline.data.val_pass_reward)
+        for metric, values in figures.items():
+            stats[place + metric] = Stat.of(values[~np.isnan(values)])
     return stats
 
 
@@ -230,24 +233,6 @@ def _votes(batch: Batch, n: int, context: Context) -> list[list[str | None]] | N
     answer_in = resources.once("val_vote", lambda: load_vote(vote, resources.folder))
     answers = [answer_in(scored_text(batch, row, context)) for row in range(len(batch))]
     return [answers[first : first + n] for first in range(0, len(answers), n)]
-
-
-def _at_k(
-    rewards: np.ndarray, votes: list[list[str | None]] | None, pass_reward: float
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Metrics by name, one value per prompt. `rewards`: [prompts, n]."""
-    n = rewards.shape[1]
-    yield f"mean@{n}", rewards.mean(axis=1)
-    for k in ks_of(n):
-        yield f"pass@{k}", pass_at_k(rewards >= pass_reward, k)
-    if n == 1:
-        return
-    yield f"std@{n}", rewards.std(axis=1)
-    for k in ks_of(n)[1:]:
-        yield f"best@{k}", best_at_k(rewards, k)
-        yield f"worst@{k}", worst_at_k(rewards, k)
-        if votes is not None:
-            yield f"maj@{k}", majority_at_k(rewards, votes, k)
 
 
 Answered = Callable[[str], str | None]

@@ -12,6 +12,7 @@ import numpy as np
 from dagrl.config.schema.data import DataSpec
 from dagrl.data.batch import Batch, Column
 from dagrl.data.order.sampler import GroupOutcomes
+from dagrl.environments.failures import LOST
 from dagrl.ops.base import Context
 
 
@@ -60,6 +61,14 @@ def own_rows(batch: Batch) -> Batch:
     """Rows that the policy sampled and whose agent did not fail."""
     own = _is_own(batch)
     return batch if own.all() else batch.take(np.flatnonzero(own))
+
+
+def was_lost(batch: Batch) -> np.ndarray:
+    """Bool [rows]: whether a failure that says nothing of the policy has excluded the sample."""
+    if "excluded" not in batch:
+        return np.zeros(len(batch), dtype=bool)
+    lost = np.isin(np.array(batch["finish_reason"].strings()), LOST)
+    return lost & (batch["excluded"].values > 0)
 
 
 def is_fresh(batch: Batch) -> np.ndarray:

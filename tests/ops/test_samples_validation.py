@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from dagrl.data.batch import Column
 from dagrl.ops.base import Context
 from dagrl.ops.samples import validation_stats
 
@@ -141,3 +143,23 @@ def test_each_set_is_scored_for_its_own_number_of_responses(measured) -> None:
     assert found["many/pass@2"] == pytest.approx((2 / 3 + 1) / 2)
     assert found["many/sums/mean@3"] == pytest.approx(1 / 3)
     assert found["many/games/maj@3"] == 1.0
+
+
+def test_what_machines_have_lost_is_no_wrong_answer_and_what_programs_have_is(bench) -> None:
+    nodes = {
+        "rollout": {"op": "rollout", "engine": "generator", "n": 2, "val_n": 2, "sampling": {"max_new_tokens": 3}},
+        "reward": {"op": "reward", "fn": "agent"},
+    }
+    batch = bench.batch(
+        list(range(8)),
+        group_id=[row // 2 for row in range(8)],
+        data_set=["val"] * 8,
+        data_source=["sums"] * 8,
+        response_tokens=["2"] * 8,
+        reward=[1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0],
+        finish_reason=["stop", "network", "stop", "error", "start", "grader", "timeout", "stop"],
+    ).with_columns({"excluded": Column(np.array([0, 1, 0, 1, 1, 1, 0, 0], dtype=np.float32))})
+    stats = validation_stats(batch, bench.context(validation=True, data={"val": "v.parquet"}, nodes=nodes))
+    # The third prompt has no response left, the first one has one; `on_error: zero` has scored the seventh row.
+    assert (stats["pass@1"].count, stats["pass@1"].mean) == (3, pytest.approx((1 + 0.5 + 0.5) / 3))
+    assert (stats["pass@2"].count, stats["pass@2"].mean) == (2, 1.0)

@@ -147,6 +147,7 @@ def test_a_failed_agent_counts_in_validation_alone(bench, validation, mean) -> N
         reward=[1.0, 0.0],
         data_set=["val" if validation else "train"] * 2,
         **text,
+        finish_reason=["stop", "error"],
     ).with_columns({"excluded": Column(np.array([0, 1], dtype=np.float32))})
     (output,) = samples([OpInput(0, batch)], context)
     assert output.stats["reward"].mean == mean

@@ -129,7 +129,9 @@ def responses_of(
             images=images if sequence is None else tuple(image.image for image in sequence.prompt_images),
         )
         response = _unused(prompt, version) if sequence is None else _response(sequence, trained=not excluded)
-        reason = ERROR if trajectory.failed else trajectory.refused or response.finish_reason
+        reason = trajectory.refused or response.finish_reason
+        if trajectory.error is not None and trajectory.failed:
+            reason = ERROR if trajectory.error.failure == "program" else trajectory.error.failure
         # A trajectory's first tokens may be in any of its rows; only their sum is reported.
         earlier = min(begun, sequence.trained) if sequence else 0
         begun -= earlier
