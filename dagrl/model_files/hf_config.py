@@ -76,7 +76,7 @@ def token_ids(tokenizer: Path | TokenizerSpec | None) -> Mapping[str, int]:
     if isinstance(tokenizer, TokenizerSpec):
         # "<0x..>" is the tokenizers library's name of a byte.
         of_bytes = [*(f"<0x{byte:02X}>" for byte in range(256)), PAD, EOS]
-        tokens = of_bytes if tokenizer.kind == "bytes" else [PAD, EOS, UNKNOWN, *tokenizer.alphabet]
+        tokens = of_bytes if tokenizer.kind != "characters" else [PAD, EOS, UNKNOWN, *tokenizer.alphabet]
         tokens = [*tokens, IMAGE] if tokenizer.images else tokens
         return {token: number for number, token in enumerate(tokens)}
     if tokenizer is None:

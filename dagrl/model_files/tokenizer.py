@@ -54,7 +54,7 @@ def make_tokenizer(spec: TokenizerSpec, *, finds_images: bool = False) -> PreTra
         from transformers import PreTrainedTokenizerFast
 
     vocabulary = dict(token_ids(spec))
-    if spec.kind == "bytes":
+    if spec.kind != "characters":
         backend = Tokenizer(BPE(vocabulary, merges=[], byte_fallback=True))
         backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     else:
@@ -65,7 +65,7 @@ def make_tokenizer(spec: TokenizerSpec, *, finds_images: bool = False) -> PreTra
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNKNOWN if UNKNOWN in vocabulary else None,
-        chat_template=_CONCATENATE,
+        chat_template="{{ messages | tojson }}" if spec.kind == "messages" else _CONCATENATE,
         clean_up_tokenization_spaces=False,
         split_special_tokens=not finds_images,
         # The processor looks for both.

@@ -18,6 +18,7 @@ from dagrl.config.schema import JudgeNode, Pipeline
 from dagrl.data.batch import Batch, Column
 from dagrl.data.image_column import images_at
 from dagrl.data.stats import Stat
+from dagrl.endpoint import EndpointError, EndpointReply, EndpointSetupError, endpoint_of
 from dagrl.model_files.images import MARKER, ImageSettings, fitting_size, image_settings, png_uri, resized
 from dagrl.ops.base import Context, OpInput, Output, Resources
 from dagrl.ops.reward import reward_stats, scored_text
@@ -27,7 +28,6 @@ from dagrl.ops.trajectories import first_rows
 from dagrl.plugins.calls import call_or_stop
 from dagrl.plugins.custom import load_function
 from dagrl.plugins.judging import PROMPT_FIELD, Judged, filled, finite, is_function, parse, parser_arguments, shown
-from dagrl.rewards.endpoint import EndpointError, EndpointReply, EndpointSetupError, endpoint_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,10 +14,10 @@ from dagrl.backends.base import TokenOutputs
 from dagrl.backends.serving.scoring import topk_columns
 from dagrl.config.schema import LogprobNode
 from dagrl.data.batch import Batch, Column
+from dagrl.endpoint import EndpointError, EndpointSetupError, ScoredTokens, endpoint_of
 from dagrl.ops.base import Context, OpInput, Output
 from dagrl.ops.selected_rows import selected_rows
 from dagrl.ops.trajectories import spread_rows
-from dagrl.rewards.endpoint import EndpointError, EndpointSetupError, ScoredTokens, endpoint_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,10 +13,10 @@ from token_server import TokenServer
 from dagrl.backends.base import TokenOutputs
 from dagrl.config.schema import LogprobNode, TokenizerSpec
 from dagrl.data.batch import Batch, Column
+from dagrl.endpoint import EndpointError
 from dagrl.model_files.tokenizer import make_tokenizer
 from dagrl.ops.base import OpInput
 from dagrl.ops.logprob import TeacherError, compare_texts, logprob
-from dagrl.rewards.endpoint import EndpointError
 
 TOKENIZER = make_tokenizer(TokenizerSpec(kind="characters", alphabet="0123456789+="))
 

@@ -14,8 +14,9 @@ from dagrl.config.schema.section import Section, SlotsPerNode
 class TokenizerSpec(Section):
     """A small tokenizer made from the pipeline file, for models that start from random weights."""
 
-    kind: Literal["characters", "bytes"]
-    """``characters``: one token for each character of `alphabet`; ``bytes``: one for each byte of UTF-8."""
+    kind: Literal["characters", "bytes", "messages"]
+    """``characters``: one token for each character of `alphabet`; ``bytes``: one for each byte of UTF-8; ``messages``:
+    bytes too, and a chat is its messages as JSON, for ``backend: endpoint``."""
     alphabet: Annotated[str, Field(validate_default=True)] = ""
     """The characters of the vocabulary (``characters`` only)."""
     images: bool = False
@@ -25,7 +26,7 @@ class TokenizerSpec(Section):
     @classmethod
     def _check_alphabet(cls, alphabet: str, info: ValidationInfo) -> str:
         doubled = [repr(character) for character, count in Counter(alphabet).items() if count > 1]
-        if info.data.get("kind") == "bytes" and alphabet:
+        if info.data.get("kind") != "characters" and alphabet:
             raise ValueError("a tokenizer of bytes has no alphabet; remove it")
         if info.data.get("kind") == "characters" and not alphabet:
             raise ValueError("a tokenizer of characters needs an alphabet; write all its characters here")

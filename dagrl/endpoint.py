@@ -43,6 +43,8 @@ class EndpointReply:
     text: str
     tokens: int | None
     """Number of tokens, if the endpoint reports it."""
+    cut: bool = False
+    """Whether it reached the most tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,14 @@ class Endpoint:
         reply = self._answer("/chat/completions", self._body(messages, sampling, extra_body))
         with self._reading(reply):
             text = reply["choices"][0]["message"]["content"]
+            cut = reply["choices"][0].get("finish_reason") == "length"
         if not isinstance(text, str):
             raise EndpointError(f"{self._url} has answered without a text: {self._told(reply)}")
         usage = reply.get("usage")
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
         counted = isinstance(tokens, int) and 0 <= tokens <= _MOST_TOKENS
         # JSON can hold lone surrogates, which UTF-8 cannot encode.
-        return EndpointReply(text.encode(errors="replace").decode(), tokens if counted else None)
+        return EndpointReply(text.encode(errors="replace").decode(), tokens if counted else None, cut)
 
     def score(self, prompt: np.ndarray, response: np.ndarray, top_k: int = 0) -> ScoredTokens:
         """Log-probs of the tokens of `response` after `prompt`, int64 [tokens] both, at temperature 1.

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dagrl.config.schema import SamplingSpec
-from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
+from dagrl.endpoint import Endpoint, EndpointError, EndpointReply, EndpointSetupError
 from tests.helpers.hostile_http import Answer, cut, endless, hostile, said, slow_body, slow_headers
 
 KEY = "sk-very-secret-0123456789"

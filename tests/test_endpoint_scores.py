@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dagrl.rewards.endpoint import Endpoint, EndpointError, EndpointSetupError
+from dagrl.endpoint import Endpoint, EndpointError, EndpointSetupError
 from tests.helpers.hostile_http import Answer, cut, hostile, said, slow_body
 
 KEY = "sk-very-secret-0123456789"
