@@ -20,6 +20,7 @@ from dagrl.cli.data import data
 from dagrl.cli.diff import diff
 from dagrl.cli.doctor import doctor
 from dagrl.cli.errors import complain
+from dagrl.cli.eval import eval_
 from dagrl.cli.export import export
 from dagrl.cli.graph import graph
 from dagrl.cli.help import help_of
@@ -49,6 +50,7 @@ for command, summary in (
     (plan, "Estimate memory and time of a run."),
     (run, "Train."),
     (launch, "Train on several machines."),
+    (eval_, "Evaluate checkpoints, models and endpoints."),
     (report, "Summarize a run."),
     (ui, "Show runs in a browser."),
     (why, "Explain why steps take so long."),

@@ -32,21 +32,24 @@ def environment(
         dagrl data environment openenv --args '{"url": "http://localhost:8000"}' --out data/openenv.parquet
         dagrl data environment my_tasks:Tasks --python envs/tasks/bin/python --out data/tasks.parquet
     """
-    from dagrl.plugins.agent import NamedAgent
-    from dagrl.plugins.agent_python import answers
-
     with exit_on("data environment", ValueError):
-        agent = NamedAgent(None, name, _arguments(args), str(Path.cwd()))
-        if python is not None:
-            # The link is not followed: Python finds its packages by it.
-            python = python.absolute()
-        with answers(python, agent, "rows", _TAKES_S) as lines:
-            written = _write(out, _rows(lines, name))
+        written = write_tasks(name, out, python, arguments_of(args))
     print(f"{out}: {counted(written, 'row')}")
     return 0
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def write_tasks(name: str, out: Path, python: Path | None, args: dict[str, Any]) -> int:
+    """Write the tasks of an environment as a prompt file; returns their number. ValueError if it gives none."""
+    from dagrl.plugins.agent import NamedAgent
+    from dagrl.plugins.agent_python import answers
+
+    agent = NamedAgent(None, name, args, str(Path.cwd()))
+    # A link is not followed: Python finds its packages by it.
+    with answers(python.absolute() if python else None, agent, "rows", _TAKES_S) as lines:
+        return _write(out, _rows(lines, name))
+
+
+def arguments_of(text: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
     except ValueError as error:

@@ -24,6 +24,8 @@ _CONCATENATE = (
     "{% for part in message['content'] %}{{ part['text'] if part['type'] == 'text' else '" + IMAGE + "' }}{% endfor %}"
     "{% endif %}{% endfor %}"
 )
+MESSAGES = "{{ messages | tojson }}"
+"""The chat template of ``kind: messages``."""
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
@@ -65,7 +67,7 @@ def make_tokenizer(spec: TokenizerSpec, *, finds_images: bool = False) -> PreTra
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNKNOWN if UNKNOWN in vocabulary else None,
-        chat_template="{{ messages | tojson }}" if spec.kind == "messages" else _CONCATENATE,
+        chat_template=MESSAGES if spec.kind == "messages" else _CONCATENATE,
         clean_up_tokenization_spaces=False,
         split_special_tokens=not finds_images,
         # The processor looks for both.

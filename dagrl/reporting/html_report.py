@@ -25,19 +25,26 @@ _SAMPLES_OF_STEPS, _SAMPLES_BYTES = 60, 24 << 20
 """Steps with samples, and bytes of these in a file: a run of thousands of steps has gigabytes."""
 
 
-def write_html(folders: Sequence[Path], output: Path, *, gpu: str | None = None) -> str:
-    """Write runs to a page and describe it in a line. ValueError if a folder holds no run; OSError."""
+def write_html(
+    folders: Sequence[Path], output: Path, *, gpu: str | None = None, evaluation: dict[str, Any] | None = None
+) -> str:
+    """Write runs to a page and describe it in a line. ValueError if a folder holds no run; OSError.
+
+    `evaluation`: the results of evaluations, each of one of the runs, which the page then shows first.
+    """
     if gpu is not None:
         gpu = gpu_named(gpu).name
     runs = [open_run(folder) for folder in folders]
     names = distinct_names(folders)
     manifest: dict[str, Any] = {"version": __version__, "live": False, "written": time.time(), "runs": []}
+    if evaluation is not None:
+        manifest["evaluation"] = True
     aside = output.with_name(f".{output.name}.new")
     with naming(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         try:
             with aside.open("w", encoding="utf-8") as file:
-                blobs: list[str] = []
+                blobs: list[str] = [] if evaluation is None else [blob("evaluation", evaluation)[0]]
                 for place, (run, name) in enumerate(zip(runs, names, strict=True)):
                     entry: dict[str, Any] = {"name": name}
                     blobs += _blobs(run, place, entry, gpu)

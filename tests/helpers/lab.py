@@ -213,8 +213,8 @@ class Lab:
     def __init__(self) -> None:
         self.runs: list[Run] = []
 
-    def call(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """Call `dagrl` in a process of its own, and wait for it."""
+    def call(self, *arguments: object, at: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Call `dagrl` in a process of its own, in the working directory or another, and wait for it."""
         with tempfile.TemporaryDirectory(prefix="dt", dir="/tmp") as temporary:
             environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
             return subprocess.run(
@@ -224,6 +224,7 @@ class Lab:
                 capture_output=True,
                 text=True,
                 timeout=RUN_TIMEOUT_S,
+                cwd=at,
             )
 
     def start(self, pipeline: Path, folder: Path, *overrides: str, ray_address: str | None = None) -> Run:

@@ -270,6 +270,18 @@ NOT_HERE: dict[str, NotHere] = {
         ),
         NotHere("tests/orchestrator/test_validation_alone.py validates checkpoints, models and exports"),
     ),
+    **dict.fromkeys(
+        (
+            "dagrl eval runs/first",
+            "dagrl eval runs/first --steps 10,20",
+            "dagrl eval runs/first --steps 10,20,best",
+            "dagrl eval pipeline.yaml --data data/aime/test.parquet --n 16",
+            "dagrl eval Qwen/Qwen3-0.6B runs/first --data data/gsm8k/test.parquet",
+            "dagrl eval runs/first --env my_tasks:Tasks --python envs/tasks/bin/python",
+            "dagrl eval --endpoint http://127.0.0.1:8000/v1 --model qwen --data data/aime/test.parquet",
+        ),
+        NotHere("tests/orchestrator/test_validation.py evaluates a checkpoint and a model"),
+    ),
     "dagrl data stats FILE ... --val FILE": SYNTAX,
     "dagrl data stats data/gsm8k/train.parquet --val data/gsm8k/test.parquet": NotHere(
         "tests/cli/test_data.py calls it"
@@ -404,6 +416,7 @@ def test_a_graph_is_drawn_as_readme_says(newcomer: Newcomer, name: str) -> None:
     [
         ("data/gsm8k/train.parquet", True),
         ("runs/first/metrics.jsonl", True),
+        ("evals/first/evaluation.json", True),
         *((f"{name}/config.json", True) for name in ("first-hf", "first-20-hf", "Qwen3-8B-mcore", "Qwen3-8B-hf")),
         ("data_preprocess/gsm8k.py", False),
         ("dagrl/data/batch.py", False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -90,3 +91,44 @@ def test_a_validation_alone_of_a_checkpoint_measures_what_its_run_did(run, lab) 
     assert pq.read_table(run.folder / "samples" / "step_4_val.parquet") == samples
     assert "step 4/4 validation  reward" in again.output
     assert "validated the checkpoint of step 4 in" in again.output
+
+
+def test_an_evaluation_of_a_checkpoint_measures_what_its_run_did_and_compares_a_model_with_it(
+    run, lab, tmp_path
+) -> None:
+    here, model = run.folder.parent, tmp_path / "first-hf"
+    assert lab.call("export", run.folder, "-o", model).returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")}
+    for wrong, why in (
+        (["first-hf"], "first-hf is a model alone; name its prompts with --data FILE"),
+        ([run.folder, "--steps", "4,9"], "holds no checkpoint 9; its steps are"),
+        ([run.folder, run.folder], "two targets have the same name; name each once"),
+    ):
+        ended = lab.call("eval", *wrong, at=tmp_path)
+        assert ended.returncode == 2 and why in ended.stderr and ended.stderr.startswith("dagrl eval: ")
+    keys = ["nodes.rollout.sampling.max_new_tokens=3", "nodes.reward.fn=rewards:even", "data.max_prompt_tokens=8"]
+    options = ["--data", "train.parquet", "--n", 4, "--run-dir", tmp_path / "evals", "--out", tmp_path / "out.json"]
+    ended = lab.call("eval", run.folder, model, *options, "-q", *keys, at=here)
+    assert ended.returncode == 0, ended.stderr
+    assert before == {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")}, "the run is as it was"
+    found = json.loads((tmp_path / "out.json").read_text())
+    line = run.metrics()[-1]
+    of_run, of_model = found["results"]
+    assert of_run["metrics"]["val/mean@4"] == line["val/all/mean@4"]
+    [own] = of_run["sets"]
+    assert (own["prompts"], own["n"], own["lost"]) == (16, 4, 0) and sum(own["finish_reasons"].values()) == 64
+    assert own["figures"].keys() == {"mean@4", "pass@1", "pass@2", "pass@4"}
+    for name, figure in own["figures"].items():
+        assert figure["value"] == pytest.approx(line[f"val/all/{name}"], abs=1e-6)
+        assert figure["low"] <= figure["value"] <= figure["high"]
+    [comparison] = found["comparisons"]
+    [paired] = comparison["sets"]
+    means = [of["sets"][0]["figures"]["mean@4"]["value"] for of in (of_run, of_model)]
+    assert paired["figures"]["mean@4"]["value"] == pytest.approx(means[1] - means[0], abs=1e-6)
+    scores = {row["sample_id"]: row["mean"] for row in of_run["prompts"]}
+    for row in of_model["prompts"]:
+        change = row["mean"] - scores[row["sample_id"]]
+        listed = [each["sample_id"] for each in paired["better" if change > 0 else "worse"]]
+        assert (row["sample_id"] in listed) == bool(change)
+    assert "first-hf minus run-step_4, on the same prompts" in ended.stdout
+    assert '"evaluation": true' in (tmp_path / "out.html").read_text()

@@ -123,6 +123,26 @@ def test_the_figures_of_runs_are_seen(browser: Browser, report: Path) -> None:
         assert seen.errors == [] and seen.requests == [report.as_uri()]
 
 
+def test_an_evaluation_is_seen_first_and_leads_to_its_samples(browser: Browser, folder: Path, tmp_path: Path) -> None:
+    figures = {"pass@1": {"value": 0.25, "low": 0.125, "high": 0.5, "prompts": 1}}
+    row = {"group_id": 0, "sample_id": 5, "data_source": "sums", "prompt": HOSTILE, "answer": "7"}
+    of_set = {"set": "val", "source": None, "prompts": 12, "n": 1, "lost": 3, "figures": figures}
+    of_set |= {"tokens": {"mean": 2.0, "max": 2}, "finish_reasons": {"stop": 9, "network": 3}}
+    result = {"name": "one", "step": 2, "sets": [of_set], "prompts": [{"set": "val", **row, "mean": 0.25}] * 12}
+    paired = {"set": "val", "figures": figures, "better": [{**row, "change": 0.5}], "worse": []}
+    comparisons = [{"first": "one", "second": "two", "sets": [paired]}]
+    document = {"results": [result, result | {"name": "two"}], "comparisons": comparisons}
+    other = write_run(tmp_path / "two")
+    write_samples(other, 2, [sample(5, response="the other's")], validation=True)
+    write_html([folder, other], tmp_path / "page.html", evaluation=document)
+    with opened(browser, tmp_path / "page.html") as seen:
+        assert "0.25 (0.125 to 0.5)" in seen.text("[aria-label=Figures]") and "network 3" in seen.text()
+        assert "1 prompts are better, 0 worse" in seen.text()
+        seen.page.locator("[aria-label=Change] button.link").first.click()
+        seen.wait_for("aside", "the other's")
+        assert seen.errors == []
+
+
 def test_the_overview_says_that_responses_were_cut(browser: Browser, tmp_path: Path) -> None:
     run = write_run(tmp_path / "one")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

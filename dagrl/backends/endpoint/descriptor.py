@@ -27,6 +27,10 @@ class EndpointBackend(Backend[EndpointEngineSpec]):
         if not isinstance(tokenizer, TokenizerSpec) or tokenizer.kind != "messages":
             message = "an endpoint reads messages; set model.tokenizer to {kind: messages}"
             check.findings.error((*check.place, "backend"), message)
+        for name, node in check.pipeline.rollouts.items():
+            if node.engine == check.name and (node.has_tools or node.environment):
+                message = "needs the model's tokens, which an endpoint does not give; use an agent"
+                check.findings.error(("nodes", name, "tools" if node.has_tools else "environment"), message)
 
     def weight_reader(self, engine: EndpointEngineSpec) -> WeightReader | None:
         return None

@@ -54,6 +54,17 @@ _TRAINING = ("update", "critic", "sft", "dpo")
 """Ops that train in mini-batches."""
 
 
+MODULES = ".modules"
+
+
+def modules_of(folder: Path) -> Path:
+    """The folder of the user's modules for a pipeline in `folder`: in a run folder, that of the file it began with."""
+    try:
+        return Path((folder / MODULES).read_text(encoding="utf-8").strip())
+    except (OSError, ValueError):
+        return folder
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedPipeline:
     """A pipeline and its source."""
@@ -68,8 +79,8 @@ class LoadedPipeline:
 
     @property
     def folder(self) -> Path:
-        """The folder of the pipeline file, where user modules are looked for."""
-        return self.path.resolve().parent
+        """The folder of the pipeline file, where user modules are looked for; of a run's, see `modules_of`."""
+        return modules_of(self.path.resolve().parent)
 
     def to_yaml(self) -> str:
         """`resolved` as YAML that loads as the same pipeline from any folder."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dagrl.model_files.images import ImageSettings
-from dagrl.model_files.tokenizer import chat_text
+from dagrl.model_files.tokenizer import MESSAGES, chat_text
 from dagrl.ops.agents.messages import FOLLOWING, JsonObject, Message, RequestError
 from dagrl.ops.turns.template import Answer, MessageWriter, RenderedText, nine_characters
 
@@ -71,7 +71,8 @@ class ContextWriter:
 
         None if the template can write them only within the whole conversation.
         """
-        if not messages or any(message["role"] not in FOLLOWING for message in messages):
+        is_whole = self.tokenizer.chat_template == MESSAGES
+        if not messages or is_whole or any(message["role"] not in FOLLOWING for message in messages):
             return None
         key = json.dumps(tools, sort_keys=True)
         if key not in self._writers:

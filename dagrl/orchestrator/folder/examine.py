@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dagrl.config.errors import PipelineError
+from dagrl.config.loading.loader import MODULES
 from dagrl.config.loading.yaml_source import read_document
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, FoundCheckpoint
@@ -16,7 +17,7 @@ from dagrl.orchestrator.folder.identity import another_run, is_same_model, model
 from dagrl.tracking.metrics_file import kept_lines
 from dagrl.workers.errors import RefusedFolderError
 
-LOCK, MODULES, PIPELINE, METRICS = ".lock", ".modules", "pipeline.yaml", "metrics.jsonl"
+LOCK, PIPELINE, METRICS = ".lock", "pipeline.yaml", "metrics.jsonl"
 _FILES = (LOCK, MODULES, PIPELINE, METRICS, "timeline.json", "workers.json", "checkpoints/best")
 _FOLDERS = ("buffer", "checkpoints", "experience", "logs", "records", "samples")
 _OTHERS = frozenset({LOCK, f"{PIPELINE}.new", "logs", "experience", "lost+found", ".gitignore", ".gitkeep"})

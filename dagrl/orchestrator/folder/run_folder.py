@@ -12,14 +12,14 @@ from typing import TextIO
 
 from pydantic import TypeAdapter
 
-from dagrl.config.loading.loader import LoadedPipeline
+from dagrl.config.loading.loader import MODULES, LoadedPipeline
 from dagrl.config.loading.yaml_source import dump_document
 from dagrl.config.schema import OpContract, Pipeline
 from dagrl.graph.dag import Graph
 from dagrl.graph.inference import build_graph
 from dagrl.log_ends import shortened
 from dagrl.orchestrator.folder.checkpoint import Checkpoints, RunState
-from dagrl.orchestrator.folder.examine import LOCK, MODULES, PIPELINE, examine
+from dagrl.orchestrator.folder.examine import LOCK, PIPELINE, examine
 from dagrl.orchestrator.folder.identity import changes
 from dagrl.redact import hide_secrets, hiding
 from dagrl.tracking.base import replace_text
@@ -119,14 +119,6 @@ def open_run_folder(
         finally:
             # A failed save may have left files; its writers have ended.
             checkpoints.remove_torn()
-
-
-def modules_of(path: Path) -> Path:
-    """The folder of the user's modules of a run: the folder of its pipeline file, if known."""
-    try:
-        return Path((path / MODULES).read_text(encoding="utf-8").strip())
-    except (OSError, ValueError):
-        return path
 
 
 def _checkpoints(path: Path, pipeline: Pipeline) -> Checkpoints:

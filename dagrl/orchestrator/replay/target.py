@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from dagrl.backends.backend import EngineCheck
 from dagrl.backends.registry import backend_of
-from dagrl.config.loading.loader import load_pipeline
+from dagrl.config.loading.loader import load_pipeline, modules_of
 from dagrl.config.loading.positions import Findings
 from dagrl.config.loading.yaml_source import read_document
 from dagrl.config.schema import GroupSpec, Pipeline
@@ -23,7 +23,6 @@ from dagrl.graph.inference import build_graph
 from dagrl.orchestrator.folder.checkpoint import Checkpoints
 from dagrl.orchestrator.folder.examine import LOCK, PIPELINE
 from dagrl.orchestrator.folder.identity import changes
-from dagrl.orchestrator.folder.run_folder import modules_of
 from dagrl.orchestrator.records.files import (
     NodeRecord,
     RecordedInputs,

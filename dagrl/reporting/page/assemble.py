@@ -32,6 +32,7 @@ _SCRIPTS = (
     "conversation.js",
     "samples.js",
     "validation.js",
+    "evaluation.js",
     "plan.js",
     "app.js",
 )

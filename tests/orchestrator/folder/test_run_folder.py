@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dagrl.config.loading.loader import modules_of
 from dagrl.config.schema import Pipeline
 from dagrl.orchestrator.folder.checkpoint import RunState
 from dagrl.orchestrator.folder.identity import model_identity
-from dagrl.orchestrator.folder.run_folder import modules_of, open_run_folder
+from dagrl.orchestrator.folder.run_folder import open_run_folder
 from dagrl.workers.errors import RefusedFolderError, RunError
 
 HOLDER = """
 import sys
 from pathlib import Path
+from dagrl.config.loading.loader import modules_of
 from dagrl.orchestrator.folder.run_folder import open_run_folder
 from dagrl.config.schema import Pipeline
 

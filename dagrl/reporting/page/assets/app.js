@@ -56,7 +56,7 @@
 
   function read() {
     const [view, query] = location.hash.slice(1).split("?");
-    app.view = views[view] ? view : "overview";
+    app.view = views[view] ? view : Object.keys(views)[0];
     app.params = Object.fromEntries(new URLSearchParams(query ?? ""));
   }
 

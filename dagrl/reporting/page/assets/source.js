@@ -169,4 +169,5 @@
   window.dagrl.manifest = manifest;
   window.dagrl.Run = Run;
   window.dagrl.ask = ask;
+  window.dagrl.unpack = unpack;
 })();
