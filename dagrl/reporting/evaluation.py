@@ -86,7 +86,8 @@ def interval(values: np.ndarray, *, is_rate: bool) -> tuple[float, float]:
     size = count * independent / variance if variance > 1e-12 else count
     center, spread = mean + Z * Z / (2 * size), Z * math.sqrt(independent / size + (Z / (2 * size)) ** 2)
     scale = 1 + Z * Z / size
-    return max(0.0, (center - spread) / scale), min(1.0, (center + spread) / scale)
+    # At 0 and 1 the ends are the mean itself, apart from rounding.
+    return max(0.0, min(mean, (center - spread) / scale)), min(1.0, max(mean, (center + spread) / scale))
 
 
 def _figure(name: str, values: np.ndarray) -> dict[str, float]:
