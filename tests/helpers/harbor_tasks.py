@@ -31,13 +31,15 @@ class Adder(BaseAgent):
         pass
 
     async def run(self, instruction, environment, context):
-        client = AsyncOpenAI(base_url=self.extra_env["OPENAI_BASE_URL"], api_key=self.extra_env["OPENAI_API_KEY"])
+        url, key = self.extra_env["OPENAI_BASE_URL"], self.extra_env["OPENAI_API_KEY"]
         messages = [{"role": "user", "content": instruction}]
-        for _ in range(2):
-            answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=3)
-            said = answer.choices[0].message
-            await environment.exec(f"echo {shlex.quote(said.content)} >>answer.txt")
-            messages += [{"role": "assistant", "content": said.content}, {"role": "user", "content": "+1="}]
+        # A client that is only dropped leaves its sockets' numbers in the event loop, which then misses other events.
+        async with AsyncOpenAI(base_url=url, api_key=key) as client:
+            for _ in range(2):
+                answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=3)
+                said = answer.choices[0].message
+                await environment.exec(f"echo {shlex.quote(said.content)} >>answer.txt")
+                messages += [{"role": "assistant", "content": said.content}, {"role": "user", "content": "+1="}]
 
 class Broken(Adder):
     async def run(self, instruction, environment, context):

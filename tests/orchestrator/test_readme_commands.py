@@ -174,7 +174,7 @@ NOT_HERE: dict[str, NotHere] = {
     "--out data/tasks.parquet": NotHere("tests/orchestrator/test_environments.py calls it with a taskset"),
     "dagrl data environment harbor --python envs/harbor/bin/python "
     '--args \'{"tasks": "/data/my-tasks", "environment": "local"}\' '
-    "--out data/tasks.parquet": NotHere("Harbor is in a Python of its own"),
+    "--out data/tasks.parquet": NotHere("tests/orchestrator/test_harbor.py calls it with a folder of tasks"),
     **dict.fromkeys(
         ("dagrl doctor model ~/models/Qwen3-8B", "dagrl doctor model ~/models/granite-4"),
         NotHere("tests/doctor/test_model.py calls it with other folders"),
