@@ -256,7 +256,7 @@ class _Handle:
 
 class _Group:
     def __init__(self, handles: list[_Handle]) -> None:
-        self.handles = handles
+        self.handles, self.by_rank = handles, dict(enumerate(handles))
 
     def submit_all(self, what: str, method: Callable[..., Any], *args: Any) -> list[_Call]:
         return [_Call(handle, handle.call(what, method, *args)) for handle in self.handles]

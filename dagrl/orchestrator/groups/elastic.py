@@ -56,8 +56,8 @@ class ElasticGroups:
     def admit(self, executor: str) -> list[WorkerId]:
         """Let the workers that have started take part in the weight sync that begins now, and return them."""
         joining = self._ready.pop(executor, [])
-        self._groups.add(joining)
         if joining:
+            self._groups.add(joining)
             joined, ranks = ", ".join(str(handle.id) for handle in joining), self._groups[executor].by_rank
             self._note(f"{joined} joined: {executor} has {len(ranks)} of {self._ranks[executor]} ranks")
         return [handle.id for handle in joining]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dagrl.orchestrator.cluster.ray_cluster import _check_memory
@@ -69,32 +70,6 @@ def test_a_running_ray_is_joined_and_left_as_it_was(lab, running_ray, tmp_path):
     assert kept_calls(running_ray) <= 1, "Ray's control store keeps calls: it grows with every step"
 
 
-def test_a_group_with_min_nodes_gains_and_loses_a_machine(lab, running_ray, tmp_path):
-    pipeline = lab.tiny_pipeline()
-    pipeline["groups"]["rollout"] = {"cpus_per_node": 1, "nodes": 2, "min_nodes": 1}
-    pipeline["run"] |= {"steps": 10000, "save_every": None, "validate_every": None}
-    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run", ray_address=running_ray)
-    run.wait_for_step(1)
-    join = [RAY, "start", f"--address={running_ray}", "--num-cpus=1", "--object-store-memory=134217728", "--block"]
-    with subprocess.Popen(join, env=os.environ | NO_TOKEN, stdout=subprocess.DEVNULL, start_new_session=True) as other:
-        try:
-            wait_until(run, lambda: "generator/1 joined: generator has 2 of 2 ranks" in run.output)
-            run.wait_for_step(run.metrics()[-1]["step"] + 3)
-            worker = json.loads((run.folder / "workers.json").read_text())["generator/1"]
-        finally:
-            os.killpg(other.pid, signal.SIGKILL)
-    wait_until(run, lambda: "generator/1 is lost: " in run.output)
-    run.wait_for_step(run.metrics()[-1]["step"] + 3)
-    run.process.send_signal(signal.SIGINT)
-    assert run.wait() == 0, run.output
-    metrics = run.metrics()
-    assert [line["step"] for line in metrics] == [*range(1, len(metrics) + 1)]
-    missing = [int(line["run/missing_ranks"]) for line in metrics]
-    assert [number for number, _ in itertools.groupby(missing)] == [1, 0, 1]
-    assert {line["run/restarts"] for line in metrics} == {0}
-    assert not Path(f"/proc/{worker['pid']}").exists()
-
-
 def wait_until(run, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 240
     while not condition():
@@ -133,6 +108,33 @@ def test_a_pipeline_that_asks_for_more_than_there_is_says_so(lab, running_ray, t
     )
     assert ") with 2 CPU slots" in run.output
     assert "Traceback" not in run.output
+
+
+def test_a_group_with_min_nodes_gains_and_loses_a_machine(lab, running_ray, tmp_path):
+    pipeline = lab.tiny_pipeline()
+    pipeline["groups"]["rollout"] = {"cpus_per_node": 1, "nodes": 2, "min_nodes": 1}
+    pipeline["run"] |= {"steps": 10000, "save_every": None, "validate_every": None}
+    run = lab.start(lab.write_pipeline(tmp_path, pipeline), tmp_path / "run", ray_address=running_ray)
+    run.wait_for_step(1)
+    join = [RAY, "start", f"--address={running_ray}", "--num-cpus=1", "--object-store-memory=134217728", "--block"]
+    with subprocess.Popen(join, env=os.environ | NO_TOKEN, stdout=subprocess.DEVNULL, start_new_session=True) as other:
+        try:
+            wait_until(run, lambda: "generator/1 joined: generator has 2 of 2 ranks" in run.output)
+            run.wait_for_step(run.metrics()[-1]["step"] + 3)
+            worker = json.loads((run.folder / "workers.json").read_text())["generator/1"]
+        finally:
+            for process in [*psutil.Process(other.pid).children(recursive=True), other]:
+                process.kill()
+    wait_until(run, lambda: "generator/1 is lost: " in run.output)
+    run.wait_for_step(run.metrics()[-1]["step"] + 3)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 0, run.output
+    metrics = run.metrics()
+    assert [line["step"] for line in metrics] == [*range(1, len(metrics) + 1)]
+    missing = [int(line["run/missing_ranks"]) for line in metrics]
+    assert [number for number, _ in itertools.groupby(missing)] == [1, 0, 1]
+    assert {line["run/restarts"] for line in metrics} == {0}
+    assert not Path(f"/proc/{worker['pid']}").exists()
 
 
 def test_an_address_without_a_server_is_named(lab, tmp_path):
