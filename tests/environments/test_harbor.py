@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which("tmux") is None or subprocess.run(["unshare", "-Urpmf", "true"], check=False).returncode != 0,
     reason="needs tmux and user namespaces",
 )
-PYTHON = Path(__file__).parents[2] / ".venv-harbor" / "bin" / "python"
+PYTHON = Path(__file__).parents[2] / ".agents" / "harbor" / "bin" / "python"
 TERMINUS = {
     "name": "terminus-2",
     "kwargs": {"max_turns": 3, "record_terminal_session": False, "enable_summarize": False},

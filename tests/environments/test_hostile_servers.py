@@ -18,7 +18,7 @@ from dagrl.ops.agents.gateway import Gateway
 from dagrl.ops.agents.results import ProgramError, ProgramResult
 from dagrl.plugins.agent import NamedAgent
 
-PYTHON = Path(__file__).parents[2] / ".venv-gym" / "bin" / "python"
+PYTHON = Path(__file__).parents[2] / ".agents" / "gym" / "bin" / "python"
 LIMIT_S, TURNS = 60.0, 6
 TASK = {"responses_create_params": {"input": "3+4="}}
 ROW = {"messages": [{"role": "user", "content": "3+4="}], "extra_info": {"nemo_gym": json.dumps(TASK)}, "seed": 1}

@@ -20,7 +20,7 @@ from dagrl.ops.agents.results import ProgramError, ProgramResult
 from dagrl.plugins.agent import NamedAgent
 from dagrl.plugins.agent_python import problem_in
 
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="`make verifiers` builds .venv-verifiers")
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="`make verifiers` builds .agents/verifiers")
 LIMIT_S = 240.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PYTHON = Path(__file__).parents[2] / ".venv-verifiers" / "bin" / "python"
+PYTHON = Path(__file__).parents[2] / ".agents" / "verifiers" / "bin" / "python"
 
 ADDING = '''
 """Sums, in one or more turns by a harness in the process, or by a program in a sandbox that writes a file."""

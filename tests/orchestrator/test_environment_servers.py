@@ -22,7 +22,7 @@ from dagrl.ops.agents.gateway import Gateway
 from dagrl.plugins.agent import NamedAgent
 
 pytestmark = pytest.mark.slow
-PYTHON = Path(__file__).parents[2] / ".venv-gym" / "bin" / "python"
+PYTHON = Path(__file__).parents[2] / ".agents" / "gym" / "bin" / "python"
 SERVERS = Path(__file__).parents[1] / "helpers" / "environment_servers.py"
 STEPS, PROMPTS, N = 4, 8, 4
 LETTERS = """

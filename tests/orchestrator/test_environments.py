@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_agent.yaml"
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="`make verifiers` builds .venv-verifiers")
+@pytest.mark.skipif(not PYTHON.exists(), reason="`make verifiers` builds .agents/verifiers")
 def test_the_tokens_of_verifiers_episodes_are_exact(lab, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "adding.py").write_text(ADDING)

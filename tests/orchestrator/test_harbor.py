@@ -14,7 +14,7 @@ from harbor_tasks import AGENT, write_task
 from dagrl.cli import main
 
 pytestmark = pytest.mark.slow
-PYTHON = Path(__file__).parents[2] / ".venv-harbor" / "bin" / "python"
+PYTHON = Path(__file__).parents[2] / ".agents" / "harbor" / "bin" / "python"
 
 
 def test_a_hundred_episodes_have_every_token_once(lab, tmp_path: Path) -> None:
