@@ -13,7 +13,7 @@ from harbor_tasks import AGENT, write_task
 
 from dagrl.cli import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 PYTHON = Path(__file__).parents[2] / ".agents" / "harbor" / "bin" / "python"
 
 
