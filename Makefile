@@ -63,6 +63,9 @@ docs: setup
 # Tests that start SGLang, or end processes in the middle of a broadcast, have a process of their own, as workers have.
 ALONE := tests/weight_sync tests/backends/generation
 
+# Packages of agents and their sandboxes. Not with the parts, which take longest.
+AGENT_TESTS := tests/environments tests/sandboxes
+
 RUNS := tests/orchestrator tests/workers tests/launcher tests/doctor
 
 # Whole runs, in three parts. `test-runs` has all tests that share the runs `unbroken` and `on_one_slot`.
@@ -94,11 +97,12 @@ test-more-runs: setup vllm
 	$(call generation-tests,vllm)
 	$(BIN)/pytest $(MORE_RUNS)
 
-test-parts: setup $(AGENTS)
-	$(BIN)/pytest $(addprefix --ignore=,$(RUNS)) --ignore=tests/weight_sync --ignore=tests/backends
+test-parts: setup
+	$(BIN)/pytest $(addprefix --ignore=,$(RUNS) $(ALONE) $(AGENT_TESTS) tests/backends)
 
-test-servers: setup
+test-servers: setup $(AGENTS)
 	$(BIN)/pytest $(ALONE)
+	$(BIN)/pytest $(AGENT_TESTS)
 
 test-backends: setup
 	$(BIN)/pytest tests/backends $(addprefix --ignore=,$(ALONE))

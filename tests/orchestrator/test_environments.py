@@ -12,7 +12,7 @@ from verifiers_tasks import ADDING, LOOP, PYTHON
 
 from dagrl.cli import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 TEMPLATE = Path(__file__).parents[2] / "dag_templates" / "tiny_agent.yaml"
 
 
