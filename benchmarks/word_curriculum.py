@@ -37,7 +37,7 @@ LENGTHS, LARGEST = (1, 2, 3), 12
 SFT_UNTIL, SFT_STEPS = 0.65, 600
 """SFT ends when so many of the problems held out are solved, or fails after so many steps."""
 _COUNTS = {"test": 300, "train": 1920, "sft": 12000}
-_RUN_S = 900.0
+_RUN_S = 3600.0
 _WORD = r"\w+|[^\w\s]+"
 """A token, as `pre_tokenizers.Whitespace` splits them."""
 ORDERS: dict[str, dict[str, Any]] = {
@@ -77,10 +77,16 @@ def rows(problems: Sequence[Problem], split: str) -> Iterator[PromptRow]:
 
 
 def write_task(folder: Path) -> dict[str, Path]:
-    """The files of the problems of SFT, of GRPO, of GRPO by length, and of those held out; and the tokenizer."""
+    """The files of the problems of SFT, of GRPO, of GRPO by length, and of those held out; and the tokenizer.
+
+    They are made if the folder does not have them, which takes a minute.
+    """
+    files = {name: folder / f"{name}.parquet" for name in (*_COUNTS, *map(str, LENGTHS))}
+    files["tokenizer"] = folder / "tokenizer"
+    if files["tokenizer"].is_dir():
+        return files
     splits = small_problems(_COUNTS)
     parts = splits | {str(steps): [each for each in splits["train"] if each.steps == steps] for steps in LENGTHS}
-    files = {name: folder / f"{name}.parquet" for name in parts}
     for name, problems in parts.items():
         write_prompts(files[name], rows(problems, name), EXTRA_INFO)
     texts = [f"{problem.question} {problem.solution}" for problem in splits["sft"]]
@@ -93,8 +99,8 @@ def write_task(folder: Path) -> dict[str, Path]:
         eos_token="<eos>",
         unk_token="<unk>",
         chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}",
-    ).save_pretrained(folder / "tokenizer")
-    return files | {"tokenizer": folder / "tokenizer"}
+    ).save_pretrained(files["tokenizer"])
+    return files
 
 
 def common(name: str, files: dict[str, Path]) -> dict[str, Any]:
