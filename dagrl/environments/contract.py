@@ -1,4 +1,4 @@
-"""What an environment offers to a rollout. `docs/environments.md` describes it to users."""
+"""The interface of environments; `docs/environments.md` describes it to users."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ class NemoGym:
                 return await _verified(client, server, task)
             if {"/reset", "/step"} <= paths_here:
                 return await _stepped(client, server, task)
-        what = "; it is an agent server, which asks a model server of its own" if "/run" in paths_here else ""
-        raise ValueError(f"{url} is no resources server, with /verify, or /reset and /step{what}")
+        why = "; it is an agent server, which has its own model server" if "/run" in paths_here else ""
+        raise ValueError(f"{url} is no resources server, with /verify, or /reset and /step{why}")
 
     def _url_of(self, task: dict[str, Any]) -> str:
         if isinstance(self._url, str):
@@ -166,7 +166,7 @@ async def _reply(
 
 
 async def _call(server: Service, call: Mapping[str, Any], tools: set[str]) -> str:
-    """What a tool answers, errors included, as text."""
+    """Call a tool, and return its answer or error as text."""
     # Other paths of the server are not for the policy.
     if call["name"] not in tools:
         return json.dumps({"error": f"there is no tool {call['name']!r}"})

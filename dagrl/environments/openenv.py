@@ -301,7 +301,7 @@ async def _tool_steps(
 
 
 def _result_of(observation: Mapping[str, Any]) -> str:
-    """What a tool returned, as text."""
+    """The result or error of a tool, as text."""
     error, result = observation.get("error"), observation.get("result")
     if error:
         return f"Error: {as_text(error.get('message') if isinstance(error, dict) else error)}"

@@ -31,7 +31,7 @@ _ALONE = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of each target."""
+    """Changes to the pipeline of each target."""
 
     data: tuple[Path, ...] = ()
     """Prompt files in place of the pipeline's validation sets."""

@@ -27,7 +27,7 @@ from dagrl.reporting.run_data.sample_view import sample_file
 from dagrl.tables import table
 
 Z = 1.959964
-"""Of a normal interval that covers 95 %."""
+"""Half the width of a normal interval that covers 95 %, in standard errors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def main(order: dict[str, Any]) -> None:
 
 
 def _started(launcher: Any, order: dict[str, Any], command: dict[str, Any]) -> int:
-    """Start a command in a process group of its own. Returns its id."""
+    """Start a command in its own process group, and return its process id."""
     parent = os.getpid()
     pid = os.fork()
     if pid:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import shlex
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -123,15 +124,16 @@ _PROBE = "command -v timeout mktemp head dirname >/dev/null || { echo it has no 
 _SIGKILL = 128 + 9
 
 
-class ShellSandbox:
+class ShellSandbox(ABC):
     """A sandbox of a provider that only runs commands: the image has ``sh`` and coreutils, or busybox."""
 
+    @abstractmethod
     async def run(self, command: list[str], stdin: bytes) -> RawResult:
         """Run a command whose output is short. Raises EnvironmentFailedError."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self) -> None:
-        raise NotImplementedError
+        """Remove the sandbox. Does not raise."""
 
     async def check(self) -> None:
         """Raise EnvironmentFailedError unless the sandbox has the programs that this class calls."""

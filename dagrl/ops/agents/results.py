@@ -1,4 +1,4 @@
-"""What a program returns for its trajectory, and how it fails.
+"""The result of a program for its trajectory, and its failure.
 
 Imports the standard library alone: functions may run in a Python without dagrl's packages.
 """

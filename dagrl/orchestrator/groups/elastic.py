@@ -28,12 +28,11 @@ class ElasticGroups:
         self._groups, self._note = groups, note
         self._specs: dict[str, GroupSpec] = {}
         """Executor -> its group."""
-        self._ranks: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        """Executor -> the name of its group."""
         for name, executor in plan.executors.items():
             if executor.group is not None and pipeline.groups[executor.group].is_elastic:
-                self._specs[name], self._ranks[name] = pipeline.groups[executor.group], executor.ranks
-        self._names = {name: str(plan.executors[name].group) for name in self._specs}
-        """Executor -> the name of its group."""
+                self._specs[name], self._names[name] = pipeline.groups[executor.group], executor.group
         self._ready: dict[str, list[WorkerHandle]] = {}
         """Workers that have started and wait for a weight sync."""
 
@@ -59,7 +58,7 @@ class ElasticGroups:
         if joining:
             self._groups.add(joining)
             joined, ranks = ", ".join(str(handle.id) for handle in joining), self._groups[executor].by_rank
-            self._note(f"{joined} joined: {executor} has {len(ranks)} of {self._ranks[executor]} ranks")
+            self._note(f"{joined} joined: {executor} has {len(ranks)} of {self._specs[executor].ranks} ranks")
         return [handle.id for handle in joining]
 
     @property
@@ -70,7 +69,7 @@ class ElasticGroups:
     @property
     def missing(self) -> int:
         """Ranks of all elastic groups without a worker."""
-        return sum(ranks - len(self._groups[name].by_rank) for name, ranks in self._ranks.items())
+        return sum(spec.ranks - len(self._groups[name].by_rank) for name, spec in self._specs.items())
 
     async def refill(self) -> None:
         """Start the missing workers whenever there is a machine for them. Never ends."""
@@ -94,7 +93,7 @@ class ElasticGroups:
         """Missing ranks of one machine that is there."""
         spec, group, slots = self._specs[executor], self._names[executor], self._groups.slots
         there = self._groups[executor].by_rank.keys() | {handle.id.rank for handle in self._ready.get(executor, ())}
-        missing = [rank for rank in range(self._ranks[executor]) if rank not in there]
+        missing = [rank for rank in range(spec.ranks) if rank not in there]
         nodes = dict.fromkeys(rank // spec.slots_per_node for rank in missing)
         node = next((node for node in nodes if slots.has(group, node)), None)
         node = slots.join(group) if nodes and node is None else node

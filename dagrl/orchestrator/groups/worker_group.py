@@ -44,7 +44,7 @@ class WorkerGroup:
 
     @property
     def handles(self) -> list[WorkerHandle]:
-        """Those that are there, in the order of their ranks."""
+        """The workers, in the order of their ranks."""
         return [handle for _, handle in sorted(self.by_rank.items())]
 
     def submit_all[**P, Result](
